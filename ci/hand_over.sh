@@ -8,7 +8,7 @@ case $1 in
   pack)
     name=$2 directory=$3
     mkdir -p "$directory"
-    tar --create --zstd --file "$directory/state.tar.zst" --exclude context --directory "$state" oci images
+    tar --create --zstd --file "$directory/state.tar.zst" --exclude context --directory "$state" sm120kit-state.lock oci images
     printf '%s\n' "$name" > "$directory/name.txt"
     ;;
   unpack)
@@ -19,8 +19,8 @@ case $1 in
       exit 1
     fi
     mkdir -p "$state/oci" "$state/images"
-    tar --extract --zstd --file "$directory/state.tar.zst" --directory "$state" --no-same-owner oci images
-    links=$(find "$state/oci" "$state/images" ! -type f ! -type d)
+    tar --extract --zstd --file "$directory/state.tar.zst" --directory "$state" --no-same-owner sm120kit-state.lock oci images
+    links=$(find "$state/sm120kit-state.lock" "$state/oci" "$state/images" ! -type f ! -type d)
     if [ -n "$links" ]; then
       echo "not a file or directory: $links" >&2
       exit 1

@@ -15,6 +15,7 @@ Prints a table, asserts nothing.
 from __future__ import annotations
 
 import os
+import platform
 import random
 import resource
 import statistics
@@ -30,7 +31,8 @@ import layout_images
 import small_engine
 
 from sm120kit.core.state import Workspace, record_json, write_record
-from sm120kit.images import checks, delivery
+from sm120kit.images import base as base_layers
+from sm120kit.images import checks
 from sm120kit.images import context as contexts
 from sm120kit.images.local import LocalImages
 from sm120kit.images.records import Check, CheckResult, VerifiedImage
@@ -95,7 +97,7 @@ def record_as_finished(engine: str) -> None:
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
     )
-    base, reference = delivery._debian_base(target.recipe.base, options)
+    base, reference = base_layers.debian_image(target.recipe.base, platform.machine(), options)
     context, _, _ = contexts.describe(setup, reference, done.wheels, closure.wheels, workspace)
     layout = LocalImages(workspace).layout
     layers = [layout_images.add_layer(layout, f"file-{number}", number, 4096) for number in range(LAYERS)]

@@ -22,24 +22,24 @@ def hand_over(state: Path, *arguments: object) -> subprocess.CompletedProcess[st
 
 
 def test_image_is_handed_over_with_its_records(tmp_path: Path) -> None:
-    manifest, name = layout_images.add_image(Workspace(tmp_path / "built"), (1,))
+    manifest, name = layout_images.add_image(Workspace.open(tmp_path / "built"), (1,))
     assert hand_over(tmp_path / "built", "pack", name, tmp_path / "handed").returncode == 0
     assert hand_over(tmp_path / "publisher", "unpack", tmp_path / "handed").stdout == f"{name}\n"
-    workspace = Workspace(tmp_path / "publisher")
+    workspace = Workspace.open(tmp_path / "publisher")
     assert require_verified(name, LocalImages(workspace), workspace).reference == name
     LocalImages(workspace).layout.verify(manifest)
 
 
 @pytest.mark.parametrize("name", ["--keyless", "sm120kit/vllm:1 --key=x", "sm120kit/vllm:1\n--keyless"])
 def test_handed_name_is_not_an_option(tmp_path: Path, name: str) -> None:
-    layout_images.add_image(Workspace(tmp_path / "built"), (1,))
+    layout_images.add_image(Workspace.open(tmp_path / "built"), (1,))
     hand_over(tmp_path / "built", "pack", name, tmp_path / "handed")
     done = hand_over(tmp_path / "publisher", "unpack", tmp_path / "handed")
     assert done.returncode == 1 and not (tmp_path / "publisher").exists()
 
 
 def test_handed_link_is_refused(tmp_path: Path) -> None:
-    _, name = layout_images.add_image(Workspace(tmp_path / "built"), (1,))
+    _, name = layout_images.add_image(Workspace.open(tmp_path / "built"), (1,))
     (tmp_path / "built" / "images" / "link").symlink_to("/etc/passwd")
     hand_over(tmp_path / "built", "pack", name, tmp_path / "handed")
     assert hand_over(tmp_path / "publisher", "unpack", tmp_path / "handed").returncode == 1

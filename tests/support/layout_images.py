@@ -19,9 +19,9 @@ import pytest
 
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.images import checks
-from sm120kit.images.delivery import CLAIMS
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 from sm120kit.images.records import Check, CheckResult, Image, ImageContext, VerifiedImage, image_name
+from sm120kit.images.verification import CLAIMS
 from sm120kit.sources.records import LockedWheel
 
 RECIPE, VERSION, PLATFORM = "vllm-0.19.1", "0.19.1", "linux/amd64"
@@ -122,14 +122,12 @@ def killed(host: Host, delays: list[float], *arguments: object) -> int:
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Host:
-    (tmp_path / "state").mkdir()
-    return Host(tmp_path, tmp_path / "state")
+    return Host(tmp_path, Workspace.open(tmp_path / "state").root)
 
 
 @pytest.fixture
 def user(tmp_path: Path) -> Host:
-    (tmp_path / "user").mkdir()
-    return Host(tmp_path, tmp_path / "user")
+    return Host(tmp_path, Workspace.open(tmp_path / "user").root)
 
 
 @pytest.fixture

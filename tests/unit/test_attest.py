@@ -22,7 +22,7 @@ from sm120kit.core.state import file_sha256
 from sm120kit.images import attestation
 from sm120kit.images.attestation import signature
 from sm120kit.images.attestation.base_packages import BasePackage
-from sm120kit.images.attestation.origins import UNKNOWN, Origin, of_debian_package, of_wheel
+from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin, of_debian_package, of_wheel
 from sm120kit.images.label_changes import label_changes
 from sm120kit.images.records import BuiltWheel, Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.sources.records import LockedWheel
@@ -152,26 +152,26 @@ METADATA = "Metadata-Version: 2.4\nName: x\nVersion: 1\n"
 @pytest.mark.parametrize(
     ("fields", "origin"),
     [
-        ("License-Expression: MIT OR Apache-2.0\nAuthor: A", Origin("MIT OR Apache-2.0", (), "A")),
-        ("License: Apache 2.0\nAuthor-email: Team X <x@example.org>", Origin("", ("Apache 2.0",), "Team X")),
-        (f"License: {'long ' * 30}\nMaintainer: M\nAuthor: A", Origin("", (), "M")),
+        ("License-Expression: MIT OR Apache-2.0\nAuthor: A", PackageOrigin("MIT OR Apache-2.0", (), "A")),
+        ("License: Apache 2.0\nAuthor-email: Team X <x@example.org>", PackageOrigin("", ("Apache 2.0",), "Team X")),
+        (f"License: {'long ' * 30}\nMaintainer: M\nAuthor: A", PackageOrigin("", (), "M")),
         (
             "License: BSD\nClassifier: License :: OSI Approved :: BSD License\nClassifier: License :: OSI Approved",
-            Origin("", ("BSD License",), ""),
+            PackageOrigin("", ("BSD License",), ""),
         ),
-        ("License: UNKNOWN\nAuthor: UNKNOWN\nAuthor-email: x@example.org", Origin("", (), "x@example.org")),
+        ("License: UNKNOWN\nAuthor: UNKNOWN\nAuthor-email: x@example.org", PackageOrigin("", (), "x@example.org")),
         ("Summary: s", UNKNOWN),
     ],
 )
-def test_origin_of_a_wheel_is_what_its_metadata_states(fields: str, origin: Origin) -> None:
+def test_origin_of_a_wheel_is_what_its_metadata_states(fields: str, origin: PackageOrigin) -> None:
     assert of_wheel(f"{METADATA}{fields}\n\nLicense: in the description") == origin
 
 
 def test_origin_of_a_debian_package_is_in_its_copyright_file() -> None:
     readable = "Format: https://x\n\nFiles: *\nLicense: GPL-2+\n text\n\nFiles: a\nLicense: MIT\n\nLicense: MIT\n text\n"
-    assert of_debian_package("D", readable) == Origin("", ("GPL-2+", "MIT"), "D")
+    assert of_debian_package("D", readable) == PackageOrigin("", ("GPL-2+", "MIT"), "D")
     prose = "It is under the GPL, see `/usr/share/common-licenses/GPL-3', and /usr/share/common-licenses/LGPL-2.1."
-    assert of_debian_package("", prose) == Origin("", ("GPL-3", "LGPL-2.1"), "")
+    assert of_debian_package("", prose) == PackageOrigin("", ("GPL-3", "LGPL-2.1"), "")
     assert of_debian_package("", "") == UNKNOWN
 
 
@@ -180,8 +180,11 @@ def test_sbom_has_licences_and_suppliers(tmp_path: Path) -> None:
     from cyclonedx.validation.json import JsonStrictValidator
 
     wheels = [*CONTEXT.locked, *(built.wheel for built in CONTEXT.ours)]
-    package = BasePackage("dash", "1", "amd64", "debian-12", "", Origin("", ("GPL-2+", "MIT"), "Debian"))
-    stated = {wheels[0].filename: Origin("MIT OR Apache-2.0", (), "A"), wheels[-1].filename: Origin("no SPDX", (), "")}
+    package = BasePackage("dash", "1", "amd64", "debian-12", "", PackageOrigin("", ("GPL-2+", "MIT"), "Debian"))
+    stated = {
+        wheels[0].filename: PackageOrigin("MIT OR Apache-2.0", (), "A"),
+        wheels[-1].filename: PackageOrigin("no SPDX", (), ""),
+    }
     attestation.write(ENTRY, CONTEXT, tmp_path, None, [package], stated)
     (path,) = tmp_path.glob("*.cdx.json")
     bill = json.loads(path.read_text())

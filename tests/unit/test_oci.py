@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted
+from sm120kit.core.state import Workspace
 from sm120kit.images import loading
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import LAYER, Descriptor, Layout
@@ -226,9 +227,10 @@ def test_archive_has_an_entry_for_each_directory_before_its_files(layout: Layout
     assert seen == {"blobs", "blobs/sha256"}
 
 
-def test_dash_streams_the_archive_to_stdout(layout: Layout, tmp_path: Path) -> None:
+def test_dash_streams_the_archive_to_stdout(tmp_path: Path) -> None:
+    layout = Layout(Workspace.open(tmp_path / "state").root / "oci")
     manifest = image(layout, layer(layout, a="a")).digest
     loading.export(layout, manifest, tmp_path / "image.tar")
-    argv = [sys.executable, "-m", "sm120kit", "image", "export", manifest, "-", "--state", str(tmp_path)]
+    argv = [sys.executable, "-m", "sm120kit", "image", "export", manifest, "-", "--state", str(tmp_path / "state")]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=True)
     assert done.stdout == (tmp_path / "image.tar").read_bytes() and not (tmp_path / "-").exists()

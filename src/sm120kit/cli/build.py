@@ -15,7 +15,9 @@ from sm120kit.cli.options import ContextOnly, Limits, Network, RemoteCacheOption
 from sm120kit.core import console
 
 if TYPE_CHECKING:
+    from sm120kit.images.checks import CheckReport
     from sm120kit.images.delivery import ImageRequest
+    from sm120kit.recipes.target import EngineTarget
     from sm120kit.wheels.compile import Progress
     from sm120kit.wheels.records import BuildRequest, Stage
 
@@ -149,8 +151,8 @@ def build(
         from sm120kit.images import delivery
 
         image_request = delivery.complete(image.request(), delivered.recipe)
-        key = delivery.shared_key(delivered, request, image_request) if options.remote else ""
-        if report := delivery.fetch_shared(key, delivered):
+        key, report = _shared(delivered, request, image_request)
+        if report:
             build_output.show_shared(report, json=steps.json)
             return
         image_request = delivery.prepare(image_request, delivered.recipe, delivered.closure, options)
@@ -172,6 +174,16 @@ def build(
             console.data(str(path))
     else:
         build_output.deliver(result, image_request, options, key, json=steps.json)
+
+
+def _shared(target: EngineTarget, request: BuildRequest, image: ImageRequest) -> tuple[str, CheckReport | None]:
+    """The key of an image in the remote cache, and the report of the one that it has."""
+    if not target.options.remote:
+        return "", None  # what contacts registries is not imported
+    from sm120kit.images import shared_images
+
+    key = shared_images.shared_key(target, request, image)
+    return key, shared_images.fetch_shared(key, target)
 
 
 def _stage(text: str) -> Stage:

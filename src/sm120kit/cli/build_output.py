@@ -175,7 +175,7 @@ def deliver(build: EngineBuild, request: ImageRequest, options: Options, key: st
     ``key`` is that of the image in the remote cache, which gets it.
     """
     from sm120kit.cli.image import show_context, show_report
-    from sm120kit.images import delivery
+    from sm120kit.images import delivery, verification
 
     started = time.monotonic()
     result = delivery.engine_image(build, request, options)
@@ -184,6 +184,9 @@ def deliver(build: EngineBuild, request: ImageRequest, options: Options, key: st
         return
     seconds = time.monotonic() - started
     console.info(f"{_built(result.ran)} {result.context.reference} in {seconds:.1f} s: {result.image.id}")
-    report = delivery.verify_once(result.image, options.workspace)
-    delivery.share(key, report, options)
+    report = verification.verify_once(result.image, options.workspace)
+    if key:
+        from sm120kit.images import shared_images
+
+        shared_images.share(key, report, options)
     show_report(report, json=json)

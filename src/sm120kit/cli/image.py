@@ -98,13 +98,13 @@ def verify_image(
     The image is in the state directory, or else in the container daemon. Exit code 1 if a check fails.
     """
     from sm120kit.core.state import Workspace
-    from sm120kit.images import delivery, published
+    from sm120kit.images import published, verification
 
     workspace = Workspace.open(state)
     if trust:
         published.require_signed(reference, PublishedImages(index, trust).source(), workspace)
         console.info(f"signature verified: the image is listed in {index}")
-    report = delivery.verify(reference, workspace)
+    report = verification.verify(reference, workspace)
     show_report(report, json=json)
 
 
@@ -159,12 +159,12 @@ def publish(
     without a container daemon.
     """
     from sm120kit.core.state import Workspace
-    from sm120kit.images import delivery
+    from sm120kit.images import publication
     from sm120kit.images.distribution import Compression
 
-    options = delivery.PublishOptions(Compression(compression), signing.signer())
+    options = publication.PublishOptions(Compression(compression), signing.signer())
     with console.status() as show:
-        entry = delivery.publish(reference, repository, index, Workspace.open(state), options, show)
+        entry = publication.publish(reference, repository, index, Workspace.open(state), options, show)
     assert entry.attested is not None
     if json:
         console.json_data(

@@ -118,6 +118,14 @@ def image_base(base: bases.Base, machine: str, layout: Layout, options: Options)
     return made.image_base(python((runs_here or made).root))
 
 
+def debian_image(name: str, machine: str, options: Options) -> tuple[ImageBase, str]:
+    """A base of ``recipes/bases/`` for a machine as an image in the state directory, and ``name@digest`` of that image."""
+    layout = Layout(options.workspace.root / "oci")
+    base = image_base(bases.load(name), machine, layout, options)
+    manifest = layout.add_image(base.layers, base.diff_ids, base.config)
+    return base, f"{name}@{manifest.digest}"
+
+
 BYTES_PER_PACKED = 8
 """Disk space for each byte of a base's packages: packages, files, layer."""
 

@@ -36,7 +36,7 @@ from sm120kit.core.state import (
 from sm120kit.images import b12x
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import BuiltWheel, Image, ImageContext, image_name
-from sm120kit.recipes import bases
+from sm120kit.recipes import Recipe, bases
 from sm120kit.sources.records import LockedWheel
 
 INSTALLER = LockedWheel(
@@ -188,6 +188,16 @@ def patterns(labels: Mapping[str, str], label: str) -> dict[str, tuple[str, ...]
         name, _, pattern = entry.partition(":")
         listed[name] = (*listed.get(name, ()), pattern)
     return listed
+
+
+def exceptions(recipe: Recipe) -> dict[str, str]:
+    """Labels of the files of wheels that are not installed as they are, or not compared with RECORD."""
+    tables = ((LEFT_OUT, recipe.leave_out), (WRONG_RECORD, recipe.wrong_record))
+    return {
+        label: ",".join(f"{entry.distribution}:{files}" for entry in entries for files in entry.files)
+        for label, entries in tables
+        if entries
+    }
 
 
 def _labels(

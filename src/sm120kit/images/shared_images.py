@@ -7,17 +7,23 @@ that it states.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from sm120kit.core import reporting
+from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import AlreadyExists, BadRecord, NotFound, NotTrusted, NotVerified, RegistryFailed
-from sm120kit.core.state import Workspace, read_record, write_record
-from sm120kit.images import checks, registry
+from sm120kit.core.state import Workspace, digest_of, read_record, write_record
+from sm120kit.images import checks, delivery, registry
+from sm120kit.images import context as contexts
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import PublishedImage, VerifiedImage
 from sm120kit.images.transports import LayoutTransport
-from sm120kit.sources.context import RemoteCache
+from sm120kit.recipes import bases
+from sm120kit.recipes.target import EngineTarget
+from sm120kit.sources.context import Options, RemoteCache
+from sm120kit.wheels.plan import PLAN_FORMAT
+from sm120kit.wheels.records import BuildRequest
 
 RECORD = "image.json"
 
@@ -66,3 +72,41 @@ def push(key: str, image: VerifiedImage, remote: RemoteCache, workspace: Workspa
     with workspace.scratch() as scratch:
         write_record(scratch / RECORD, entry)
         remote.push(key, scratch)
+
+
+def shared_key(target: EngineTarget, build: BuildRequest, request: delivery.ImageRequest) -> str:
+    """The key of an engine's image in a remote cache: its inputs; empty if others than these decide it.
+
+    The builder ``docker`` is not shared, nor are images on a base that only a local daemon has.
+
+    Raises:
+        NotFound, RequirementMissing: see :func:`sm120kit.images.delivery.complete`.
+    """
+    recipe, request = target.recipe, delivery.complete(request, target.recipe)
+    base = request.base
+    if request.builder is delivery.Builder.DOCKER or base.startswith("sha256:") or os.environ.get("CUDA_HOME"):
+        return ""
+    inputs = [
+        target.build_id,
+        build.group or recipe.kernels,
+        build.from_source,
+        bases.lock_id(base) if base in bases.names() else base,
+        contexts.programs(delivery.engine_setup(recipe, target.build_id, target.closure)),
+        [os.environ.get("SOURCE_DATE_EPOCH", ""), toolchain.host_compiler()[1], PLAN_FORMAT],
+    ]
+    return f"image-{digest_of(inputs)}"
+
+
+def fetch_shared(key: str, target: EngineTarget) -> checks.CheckReport | None:
+    """The report of an image in the remote cache of a command, which is pulled; None if there is none."""
+    options = target.options
+    if options.remote is None or not key:
+        return None
+    verified = fetch(key, target.build_id, options.remote, options.workspace)
+    return checks.CheckReport(verified.image, verified.checks, verified.facts, verified) if verified else None
+
+
+def share(key: str, report: checks.CheckReport, options: Options) -> None:
+    """Store an image that passed its checks in the remote cache of a command, if it may."""
+    if options.remote and key and report.verified:
+        push(key, report.verified, options.remote, options.workspace)

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from sm120kit.core.errors import AlreadyExists, NotAttested, NotTrusted, NotVerified
 from sm120kit.core.state import Workspace, write_record
 from sm120kit.images import checks
-from sm120kit.images.delivery import CLAIMS
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import Check, CheckResult, ImageContext, VerifiedImage, image_name
+from sm120kit.images.verification import CLAIMS
 from sm120kit.sources.records import LockedWheel
 
 pytestmark = [
@@ -77,7 +77,7 @@ def publish(site: Site, context: str, repository: str, index: str) -> str:
     """Publish and sign an image with records as if it had been built and verified; returns its name."""
     image = site.client.images.get(site.import_image(context, **labels(context)))
     name = image_name("vllm", VERSION, context)
-    local, workspace = Daemon().find(image.id), Workspace(site.state)
+    local, workspace = Daemon().find(image.id), Workspace.open(site.state)
     image.tag(*name.rsplit(":", 1))
     build = ImageContext(
         directory=site.directory,

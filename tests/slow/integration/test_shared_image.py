@@ -27,7 +27,7 @@ def test_image_of_the_cache_is_pulled_instead_of_built(tmp_path: Path) -> None:
     builder = Workspace.open(tmp_path / "builder")
     target = targets.resolve("vllm-0.19.1", Options(builder))
     assert isinstance(target, EngineTarget)
-    key = delivery.shared_key(target, BuildRequest(), delivery.ImageRequest())
+    key = shared_images.shared_key(target, BuildRequest(), delivery.ImageRequest())
     manifest, name = layout_images.add_image(builder, (1, 2), more={"sm120kit.build-id": target.build_id})
     image = Layout(builder.root / "oci").image(manifest)
     verified = read_record(VerifiedImage, checks.record_path(builder, image))
@@ -41,6 +41,6 @@ def test_image_of_the_cache_is_pulled_instead_of_built(tmp_path: Path) -> None:
     assert "the cache has the image" in done.stderr and "signature not verified" in done.stderr
     assert not (tmp_path / "wheelhouse").exists() and not (state / "build").exists()
     assert not (state / "cache" / "toolchains").exists()
-    group = delivery.shared_key(target, BuildRequest(group="quick"), delivery.ImageRequest())
-    docker = delivery.shared_key(target, BuildRequest(), delivery.ImageRequest(builder=delivery.Builder.DOCKER))
+    group = shared_images.shared_key(target, BuildRequest(group="quick"), delivery.ImageRequest())
+    docker = shared_images.shared_key(target, BuildRequest(), delivery.ImageRequest(builder=delivery.Builder.DOCKER))
     assert group not in ("", key) and docker == ""

@@ -19,7 +19,7 @@ from sm120kit.core.outside import read_input
 from sm120kit.core.state import digest_of, write_atomic
 from sm120kit.images.attestation import identity, provenance, sbom, signature
 from sm120kit.images.attestation.base_packages import BasePackage
-from sm120kit.images.attestation.origins import Origin
+from sm120kit.images.attestation.origins import PackageOrigin
 from sm120kit.images.records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.records import Artifact
 
@@ -50,7 +50,7 @@ def write(
     directory: Path,
     signer: Signer | None,
     packages: Sequence[BasePackage] = (),
-    wheels: Mapping[str, Origin] = MappingProxyType({}),
+    wheels: Mapping[str, PackageOrigin] = MappingProxyType({}),
 ) -> Attestation:
     """Write SBOM and statement of ``entry`` into ``directory``, named by its digest, and return their record for the index.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sm120kit.core.errors import NotTrusted
 from sm120kit.core.state import Workspace
-from sm120kit.images.attestation.origins import UNKNOWN, Origin, Read, of_debian_package
+from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin, Read, of_debian_package
 from sm120kit.images.records import Image, ImageStore
 from sm120kit.recipes import bases
 
@@ -25,7 +25,7 @@ class BasePackage:
     architecture: str
     system: str
     sha256: str = ""
-    origin: Origin = UNKNOWN
+    origin: PackageOrigin = UNKNOWN
 
 
 def installed(image: Image, store: ImageStore, workspace: Workspace) -> tuple[BasePackage, ...]:

@@ -24,7 +24,7 @@ _COMMON = re.compile(r"/usr/share/common-licenses/([A-Za-z0-9][\w.+-]*[\w+])")
 
 
 @dataclass(frozen=True)
-class Origin:
+class PackageOrigin:
     """The licences of a package, as an SPDX expression or by names, and its supplier; empty if unknown."""
 
     expression: str = ""
@@ -32,10 +32,10 @@ class Origin:
     supplier: str = ""
 
 
-UNKNOWN = Origin()
+UNKNOWN = PackageOrigin()
 
 
-def of_wheel(metadata: str) -> Origin:
+def of_wheel(metadata: str) -> PackageOrigin:
     """What the METADATA of a wheel states (core metadata 2.4: License-Expression; before: classifiers, License)."""
     fields = HeaderParser().parsestr(metadata)
     classifiers = map(_CLASSIFIER.fullmatch, fields.get_all("Classifier", ()))
@@ -46,10 +46,10 @@ def of_wheel(metadata: str) -> Origin:
     addresses = [fields.get(f"{role}-email", "") for role in ("Maintainer", "Author")]
     people = [fields.get("Maintainer", ""), fields.get("Author", ""), *(name or mail for name, mail in getaddresses(addresses))]
     supplier = next((person.strip() for person in people if person.strip() not in ("", "UNKNOWN")), "")
-    return Origin(fields.get("License-Expression", "").strip(), names, supplier)
+    return PackageOrigin(fields.get("License-Expression", "").strip(), names, supplier)
 
 
-def of_debian_package(maintainer: str, copyright_file: str) -> Origin:
+def of_debian_package(maintainer: str, copyright_file: str) -> PackageOrigin:
     """The maintainer of a Debian package, and the licences in its copyright file.
 
     They are the fields ``License`` if the file is machine-readable (DEP-5), else the licences of Debian's that it refers to.
@@ -58,10 +58,10 @@ def of_debian_package(maintainer: str, copyright_file: str) -> Origin:
         names = re.findall(r"^License:[ \t]*(\S.*)$", copyright_file, re.MULTILINE)
     else:
         names = _COMMON.findall(copyright_file)
-    return Origin(licenses=tuple(sorted({name.strip() for name in names})), supplier=maintainer)
+    return PackageOrigin(licenses=tuple(sorted({name.strip() for name in names})), supplier=maintainer)
 
 
-def of_wheels(image: Image, context: ImageContext, read: Read) -> dict[str, Origin]:
+def of_wheels(image: Image, context: ImageContext, read: Read) -> dict[str, PackageOrigin]:
     """What the wheels that are installed in an image state, by the name of their file."""
     site = f"/{VENV}/lib/python{image.labels.get('sm120kit.python', '')}/site-packages"
     wheels = (*context.locked, *(built.wheel for built in context.ours))

@@ -14,7 +14,7 @@ from sm120kit import __version__
 from sm120kit.core.state import data_root, digest_of, record_json
 from sm120kit.images.attestation import purls
 from sm120kit.images.attestation.base_packages import BasePackage
-from sm120kit.images.attestation.origins import UNKNOWN, Origin
+from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin
 from sm120kit.images.records import BuiltWheel, Image, ImageContext
 from sm120kit.sources.records import LockedWheel
 
@@ -31,7 +31,7 @@ def document(
     image: Image,
     digest: str,
     packages: Sequence[BasePackage] = (),
-    wheels: Mapping[str, Origin] = MappingProxyType({}),
+    wheels: Mapping[str, PackageOrigin] = MappingProxyType({}),
 ) -> bytes:
     """The SBOM of the image with manifest ``digest``, as JSON.
 
@@ -90,7 +90,7 @@ def _package(package: BasePackage) -> Component:
     return part
 
 
-def _state_origin(part: Component, origin: Origin) -> None:
+def _state_origin(part: Component, origin: PackageOrigin) -> None:
     """Give a component its licences and its supplier."""
     from cyclonedx.model.contact import OrganizationalEntity
     from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
