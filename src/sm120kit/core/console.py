@@ -55,7 +55,7 @@ def written(text: str) -> str:
 verbose = False
 """Whether :func:`detail` prints."""
 json_errors = False
-"""Whether :func:`failure` also prints JSON: the command has ``--json``."""
+"""Whether :func:`failure` also prints JSON: the command has ``--json``, and has not printed its result."""
 quiet = False
 """Whether only results and errors are printed."""
 
@@ -112,6 +112,8 @@ def data(text: str, *, credentials: bool = False) -> None:
 
 def json_data(value: Any) -> None:
     """Print a result as JSON; records become objects."""
+    global json_errors
+    json_errors = False
     from sm120kit.core.records import json_text
 
     print(masked_json(json_text(value)), flush=True)

@@ -171,7 +171,7 @@ _TOKENS_OF_TEXT = re.compile(
 )
 """What precedes "token" where a token is a part of a text."""
 _WORDS = re.compile(
-    r"none|null|nil|true|false|str|string|int|bool|any|empty|optional.*|list|dict|required|missing|invalid|unset|set|not|is|are"
+    r"none|null|nil|true|false|cannot|could|does|it|str|string|int|bool|any|empty|optional.*|list|dict|required|missing|invalid|unset|set|not|is|are"
     r"|was|must|may|can|to|of|or|and|for|with|without|in|on|the|an?|from|by|if|as|that|which|has|option|value|options?|field"
     r"|authentication|header|headers|file|only|given|named?|tokens?|keys?|passwords?|env\w*|os\.environ.*|getenv.*|self\..*"
     r"|args\..*|config\..*|(?-i:[A-Z][A-Z_]*)|\*+|\.+|[<${%].*|\d{1,9}\.?",
