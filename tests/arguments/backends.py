@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from sm120kit import recipes
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import backends, checks
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets

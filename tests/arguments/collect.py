@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from sm120kit import recipes, serving
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.engines.parser import record_path
 from sm120kit.images import backends, context
 from sm120kit.images.records import Image

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from sm120kit.core import toolchain
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
 from sm120kit.kernels.tables import export_tree
 from sm120kit.kernels.tiles import introspect

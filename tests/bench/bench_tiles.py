@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sm120kit import patches
 from sm120kit.core import toolchain
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tiles
 from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources.context import Options

@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import layout_images
 import small_engine
 
-from sm120kit.core.state import Workspace, record_json, write_record
+from sm120kit.core.record_files import record_json, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import base as base_layers
 from sm120kit.images import checks
 from sm120kit.images import context as contexts

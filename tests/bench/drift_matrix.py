@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sm120kit.cli.patch_drift import _upstreams
-from sm120kit.core.state import Workspace, data_root
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.workspace import Workspace
 from sm120kit.patches import matrix
 from sm120kit.patches.drift import git_apply
 from sm120kit.patches.format import Patch

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 import containers  # noqa: E402
 
 from sm120kit import sources  # noqa: E402
-from sm120kit.core.state import Workspace  # noqa: E402
+from sm120kit.core.workspace import Workspace  # noqa: E402
 from sm120kit.images import context, delivery  # noqa: E402
 
 CLOSURE = ROOT / "tests" / "support" / "image_closure.json"

@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 import containers  # noqa: E402
 
 from sm120kit import sources  # noqa: E402
-from sm120kit.core.state import Workspace, data_root  # noqa: E402
+from sm120kit.core.data_roots import data_root  # noqa: E402
+from sm120kit.core.workspace import Workspace  # noqa: E402
 from sm120kit.images import context  # noqa: E402
 from sm120kit.recipes import bases, load_engine, lockfile  # noqa: E402
 from sm120kit.sources import debian  # noqa: E402

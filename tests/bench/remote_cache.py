@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import containers
 
-from sm120kit.core.state import file_sha256
+from sm120kit.core.digests import file_sha256
 
 
 def measure(argv: list[str], state: Path) -> tuple[float, float]:

@@ -19,8 +19,10 @@ import pytest
 from small_assembly import CUDA_H, SmallImage
 from small_engine import make_wheel
 
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, CommandFailed, Mismatch, NotTrusted
-from sm120kit.core.state import Workspace, data_root, file_sha256
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import assembly, context, cuda_home, rootfs, wheels
 from sm120kit.images.bytecode import BytecodeCache, ImagePython, compiler
 from sm120kit.images.dockerfile import image_settings

@@ -25,7 +25,8 @@ from sm120kit.bench import Measurement, compare, launched, result_file, workload
 from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
 from sm120kit.core.errors import BadInput, NotComparable, ServerFailed
-from sm120kit.core.state import Workspace, read_record
+from sm120kit.core.record_files import read_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage

@@ -9,7 +9,7 @@ import pytest
 from sm12x_lab.emulation import Emulator, Mainloop
 from sm120kit import patches, recipes
 from sm120kit.core import toolchain
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.records import Tile
 from sm120kit.sources import Origin, fetch
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.sources import Origin, fetch
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import SdistPin
@@ -53,7 +53,7 @@ def test_fetch_after_sigkill(fetched: Workspace, tmp_path: Path) -> None:
 from pathlib import Path
 from sm120kit.sources.records import SdistPin
 from sm120kit.sources import Origin, fetch
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 fetch({PIN!r}, Workspace.open(Path({str(root)!r})), Origin({str(fetched.downloads)!r}))
 """
 
@@ -94,7 +94,7 @@ exec {shutil.which("git")} "$@"
 from pathlib import Path
 from sm120kit.sources.records import SdistPin
 from sm120kit.sources import Origin, fetch
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 fetch({PIN!r}, Workspace.open(Path({str(root)!r})), Origin({str(fetched.downloads)!r}))
 """
     environment = os.environ | {"PATH": f"{slow.parent}{os.pathsep}{os.environ['PATH']}"}

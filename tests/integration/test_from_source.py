@@ -12,7 +12,7 @@ from typing import Any
 
 from sm120kit.core import toolchain
 from sm120kit.core.memory import Costs
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.target import EngineTarget, resolve
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository

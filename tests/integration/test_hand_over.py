@@ -9,7 +9,7 @@ from pathlib import Path
 import layout_images
 import pytest
 
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images.checks import require_verified
 from sm120kit.images.local import LocalImages
 

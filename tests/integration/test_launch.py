@@ -23,7 +23,7 @@ import synthetic_hosts
 
 from sm120kit import serving
 from sm120kit.core.errors import NotVerified, ResourceUnavailable, ServerFailed
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.hosts.facts import LaunchedContainer, probe
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
@@ -79,7 +79,7 @@ import sys
 from pathlib import Path
 from sm120kit.core import console
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations

@@ -12,9 +12,10 @@ from small_engine import make_wheel
 from toolkits import bare, toolkit
 
 from sm120kit import recipes
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import NotTrusted, OfflineMiss, RequirementMissing
 from sm120kit.core.records import Arch
-from sm120kit.core.state import Workspace, write_atomic
+from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import lockfile
 from sm120kit.recipes import toolchain as locked
 from sm120kit.recipes.target import FlashInferTarget, resolve_flashinfer

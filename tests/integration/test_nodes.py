@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes, serving
 from sm120kit.cli import app
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node
 from sm120kit.images.records import Image
 from sm120kit.recipes import configurations

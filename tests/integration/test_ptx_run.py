@@ -17,7 +17,7 @@ from sm12x_lab.ptx import images, interposed
 from sm12x_lab.ptx.interposed import Interposition
 from sm12x_lab.ptx.rewrite import TENSOR_MAP_MARK, TENSOR_MAP_MARK_OFFSET, UNPACKING_FIELDS, UNPACKING_MARK
 from sm120kit.core import process, toolchain
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import cubin
 
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -19,8 +19,8 @@ from sm120kit import serving
 from sm120kit.bench import launched, reproduce, result_file
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.cli import app
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.core.state import data_root
 from sm120kit.recipes import configurations
 from sm120kit.serving import Run
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core.errors import DaemonUnreachable, SystemRefused
-from sm120kit.core.state import Workspace, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.serving import Run, containers
 from sm120kit.serving.containers import ServingContainer
 

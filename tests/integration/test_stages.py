@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit import patches, recipes
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources import Origin, fetch
 

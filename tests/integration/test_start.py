@@ -17,7 +17,9 @@ import pytest
 
 from sm120kit import serving
 from sm120kit.core.errors import DaemonUnreachable, NoAnswer, ResourceUnavailable, ServerFailed, Sm120kitError
-from sm120kit.core.state import Workspace, host_exclusive, write_record
+from sm120kit.core.locks import host_exclusive
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations

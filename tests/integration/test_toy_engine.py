@@ -21,8 +21,9 @@ from sm120kit import engines, serving
 from sm120kit.bench import Measurement, launched, metrics, workload
 from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, RequirementMissing
-from sm120kit.core.state import data_root, file_sha256
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import parser
 from sm120kit.images import assembly, checks, context, delivery, existing_base

@@ -15,7 +15,7 @@ from small_engine import make_wheel
 
 from sm120kit import sources
 from sm120kit.core.errors import FetchFailed, ResourceUnavailable
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.sources.records import LockedWheel
 
 LARGE = 33 * 2**20

@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.state import Workspace, data_root
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
 from sm120kit.recipes import target as targets
 from sm120kit.sources.context import Options

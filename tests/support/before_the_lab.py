@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sm12x_lab.ptx import interposed, library
-from sm120kit.core.state import digest_of
+from sm120kit.core.digests import digest_of
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "7eb1c7a136449a0ebb625a7fb8a725ab606c74d4"

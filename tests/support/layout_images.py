@@ -17,7 +17,8 @@ from pathlib import Path
 import containers
 import pytest
 
-from sm120kit.core.state import Workspace, write_record
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 from sm120kit.images.records import Check, CheckResult, Image, ImageContext, VerifiedImage, image_name

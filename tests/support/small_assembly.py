@@ -13,7 +13,9 @@ from typing import Any
 
 from small_engine import make_wheel
 
-from sm120kit.core.state import Workspace, file_sha256, write_atomic
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import assembly, context
 from sm120kit.images.base import BaseLayer
 from sm120kit.images.layers import LayerWriter

@@ -10,7 +10,8 @@ from small_engine import make_wheel
 from small_image import CLOSURE
 
 from sm120kit import sources
-from sm120kit.core.state import Workspace, file_sha256
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import context
 from sm120kit.sources.records import LockedWheel
 

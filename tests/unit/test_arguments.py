@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
-from sm120kit.core.state import data_root
 from sm120kit.engines import parser
 from sm120kit.engines.parser import Option, ParserRecord, rejection
 from sm120kit.recipes import arguments, configurations, lockfile

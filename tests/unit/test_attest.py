@@ -17,8 +17,8 @@ import sigstore_services
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotAttested, RequirementMissing
-from sm120kit.core.state import file_sha256
 from sm120kit.images import attestation
 from sm120kit.images.attestation import signature
 from sm120kit.images.attestation.base_packages import BasePackage

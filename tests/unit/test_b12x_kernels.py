@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import CommandFailed
-from sm120kit.core.state import data_root, file_sha256
 from sm120kit.images import b12x, checks
 from sm120kit.images.records import CheckResult, Image, ImageStore
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES

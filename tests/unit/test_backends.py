@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sm120kit.core.state import data_root
+from sm120kit.core.data_roots import data_root
 from sm120kit.images import backends
 from sm120kit.recipes import configurations, load_engine, locate, lock_path, lockfile
 

@@ -17,8 +17,8 @@ from sm120kit.bench.metrics import Acceptance
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import Reader, ServerSentEvent
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotComparable, NotFound
-from sm120kit.core.state import data_root
 
 
 def events(reads: list[bytes]) -> list[ServerSentEvent]:

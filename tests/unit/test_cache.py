@@ -19,16 +19,11 @@ from typer.testing import CliRunner
 from sm120kit import recipes, sources
 from sm120kit.cli import app
 from sm120kit.cli.cache import size
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, Sm120kitError
-from sm120kit.core.state import (
-    TEMPORARY,
-    Workspace,
-    data_root,
-    mark_tree_used,
-    owned_directory,
-    publish_directory,
-    write_record,
-)
+from sm120kit.core.record_files import write_record
+from sm120kit.core.temporary import TEMPORARY, owned_directory, publish_directory
+from sm120kit.core.workspace import Workspace, mark_tree_used
 from sm120kit.images import cache
 from sm120kit.images.oci import LAYER, Layout
 from sm120kit.images.records import BuiltWheel, Image, ImageContext
@@ -487,7 +482,7 @@ def test_info_of_a_missing_directory(tmp_path: Path) -> None:
 HOLDER = """
 import time
 from sm120kit.core import console, reporting
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 with reporting.use(console):
     workspace = Workspace.open()
 print("ready", flush=True)

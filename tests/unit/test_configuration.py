@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from sm120kit import recipes
 from sm120kit.bench import roofline
 from sm120kit.cli import app
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound
-from sm120kit.core.state import data_root
 from sm120kit.hosts.doctor import CHECKS
 from sm120kit.recipes import configurations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core import console
-from sm120kit.core.state import record_json
+from sm120kit.core.record_files import record_json
 from sm120kit.kernels.records import Tile
 from sm120kit.patches.records import AppliedPatch
 
@@ -64,7 +64,7 @@ def test_printable_takes_linear_time(text: str) -> None:
 EVERYTHING = """
 import time
 from sm120kit.core import console
-from sm120kit.core.state import record_json
+from sm120kit.core.record_files import record_json
 evil = "<\\x1b]0;owned\\x07\\x1b[2J[red]\\x9b31m\\u202e>"
 console.info(evil)
 console.error(evil, evil)

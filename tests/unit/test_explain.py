@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
-from sm120kit.core.state import data_root
 from sm120kit.engines import parser
 from sm120kit.hosts import log_rules
 from sm120kit.hosts.log_rules import Kind, Rule, _lines, _options, _rule, _scan, inputs

@@ -18,8 +18,11 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted, NotVerified, RequirementMissing, ResourceUnavailable
-from sm120kit.core.state import Workspace, data_root, file_sha256, write_record
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, context, delivery, registry
 from sm120kit.images.delivery import Builder, ImageRequest
 from sm120kit.images.docker import builders

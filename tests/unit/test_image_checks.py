@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.state import data_root
+from sm120kit.core.data_roots import data_root
 from sm120kit.images import checks, verification
 from sm120kit.images.records import Image
 

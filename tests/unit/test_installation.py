@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 import sm120kit
 from sm120kit.cli import app
+from sm120kit.core.atomic_writes import write_atomic, write_together
+from sm120kit.core.data_roots import data_root, require_not_installed, writable_data_root
 from sm120kit.core.errors import SystemRefused
-from sm120kit.core.state import data_root, require_not_installed, writable_data_root, write_atomic, write_together
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,7 +72,7 @@ def test_no_file_is_written_into_an_installation(installed: Path, tmp_path: Path
 def test_data_inside_the_package_is_an_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A wheel may be installed below any directory."""
     data = Path(sm120kit.__file__).parent / "cli"
-    monkeypatch.setattr("sm120kit.core.state.data_root", lambda: data)
+    monkeypatch.setattr("sm120kit.core.data_roots.data_root", lambda: data)
     with pytest.raises(SystemRefused):
         require_not_installed(data / "recipes")
     require_not_installed(tmp_path / "recipes")

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from sm120kit import engines, recipes, serving
 from sm120kit.cli import app
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import (
     BadInput,
     Mismatch,
@@ -36,7 +37,8 @@ from sm120kit.core.errors import (
     SystemRefused,
     families,
 )
-from sm120kit.core.state import Workspace, data_root, write_record
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import doctor
 from sm120kit.hosts.facts import probe
 from sm120kit.images.context import entrypoint

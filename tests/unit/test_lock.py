@@ -14,8 +14,9 @@ import pytest
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sm120kit import recipes
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, ResolutionFailed
-from sm120kit.core.state import data_root, digest_of, file_sha256
 from sm120kit.patches.records import AppliedPatch, PatchedTree
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Lock, LockedFile

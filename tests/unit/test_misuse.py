@@ -22,7 +22,8 @@ from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.tree import Branch
 from sm120kit.core import errors
 from sm120kit.core.console import printable
-from sm120kit.core.state import Workspace, data_root
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.workspace import Workspace
 from sm120kit.patches import checkout
 
 REAL = subprocess.Popen

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.sources.context import Options
 from sm120kit.wheels.newer_wheels import newer_wheels
 

@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes, serving
 from sm120kit.cli import app
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, Sm120kitError, SystemRefused
-from sm120kit.core.state import Workspace, data_root, write_record
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node, parser
 from sm120kit.hosts.facts import probe
 from sm120kit.images.index import FORMAT, PublishedIndex

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import loading
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import LAYER, Descriptor, Layout

@@ -13,7 +13,7 @@ import pytest
 from operator_programs import program, runner
 
 from sm12x_lab import RECEIPTS
-from sm120kit.core.state import data_root
+from sm120kit.core.data_roots import data_root
 
 
 @pytest.fixture

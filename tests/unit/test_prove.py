@@ -15,7 +15,7 @@ from sm12x_lab.proofs.records import Effect, KernelCode, PatchProof, ProbeCompar
 from sm12x_lab.proofs.side import _definitions
 from sm120kit import patches, sources
 from sm120kit.core.errors import BadInput, NotFound, PatchConflict
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.cubin.records import Kernel
 from sm120kit.kernels.records import NumericStatus
 from sm120kit.patches import probes

@@ -24,7 +24,7 @@ from sm120kit.cli import app
 from sm120kit.core import process
 from sm120kit.core.errors import BadInput, NotFound, ResourceUnavailable, SystemRefused
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.cubin import fatbin
 from sm120kit.wheels import flashinfer
 from sm120kit.wheels.records import BuildRequest

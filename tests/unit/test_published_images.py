@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from sm120kit.cli import main
 from sm120kit.core.errors import BadInput, NotAttested, NotTrusted, NotVerified, RegistryFailed
-from sm120kit.core.state import Workspace, write_record
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import attestation, published, registry
 from sm120kit.images.context import built_locally
 from sm120kit.images.index import FORMAT, PublishedIndex, read_index

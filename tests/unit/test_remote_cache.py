@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from sm120kit.cli import app
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, RegistryFailed
-from sm120kit.core.state import Workspace, read_record, record_json, write_record
+from sm120kit.core.record_files import read_record, record_json, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, shared_images
 from sm120kit.images.attestation import signature
 from sm120kit.images.context import context_of

@@ -13,8 +13,8 @@ from model_folders import Shapes, folder
 
 from sm120kit.bench import roofline
 from sm120kit.bench.roofline import GPUS, GpuKind, Pass, RooflineModel, Work, all_reduce_seconds
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
-from sm120kit.core.state import data_root
 from sm120kit.recipes import configurations
 from sm120kit.serving.kv_layout import Attention
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core import console, secrets, state
+from sm120kit.core import console, secrets
+from sm120kit.core.record_files import write_record
 from sm120kit.core.secrets import anonymous, masked
 
 FORMS = {
@@ -131,7 +132,7 @@ def test_secrets_are_masked_where_text_leaves(tmp_path: Path, capsys: pytest.Cap
     console.data(f"d {value}")
     console.table(("column",), [(value,)])
     console.json_data({"e": [value]})
-    state.write_record(tmp_path / "record.json", {"f": value})
+    write_record(tmp_path / "record.json", {"f": value})
     out, err = capsys.readouterr()
     written = (tmp_path / "record.json").read_text()
     assert "words" not in out + err + written

@@ -29,7 +29,7 @@ from hostile_server import HostileServer, hostile_server
 
 from sm120kit.core import archives, retry
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss, Sm120kitError
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.sources import Origin, archive, checkout_name, client, fetch, git_urls
 from sm120kit.sources import submodules as upstream_trees
 from sm120kit.sources.git import Repository

@@ -14,8 +14,9 @@ import pytest
 
 from sm120kit import recipes
 from sm120kit.core.errors import BadInput, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
+from sm120kit.core.record_files import write_record
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import Workspace, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tables
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tables import export_tree
@@ -378,7 +379,7 @@ def test_cache_key_covers_text_flags_compiler_and_headers(tmp_path: Path) -> Non
 
 
 def test_cached_table_is_read_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sm120kit.core.state import digest_of
+    from sm120kit.core.digests import digest_of
     from sm120kit.kernels import tiles
 
     tools = Toolchain(tmp_path, "13.0.88", "no-such-compiler", "c++ 12")

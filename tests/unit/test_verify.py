@@ -22,9 +22,9 @@ from sm12x_lab.gpu_tests.matrix import KernelConfiguration, VerificationScope
 from sm12x_lab.gpu_tests.programs import Compiler, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome
 from sm120kit import patches
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.records import LeftOut, Toolchain
-from sm120kit.core.state import data_root
 from sm120kit.kernels.records import Tile, TileFacts
 
 RECORDED = Path(__file__).with_name("data") / "verify"

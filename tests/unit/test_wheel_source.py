@@ -14,7 +14,8 @@ from zip_bombs import wheel as zip_bomb
 
 from sm120kit import recipes
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss, Sm120kitError
-from sm120kit.core.state import Workspace, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import target as targets
 from sm120kit.sources import Origin, fetch
 from sm120kit.sources.context import Options

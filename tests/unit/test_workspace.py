@@ -17,25 +17,16 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core import console, reporting
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import full, require_new, require_output_directory, require_writable
 from sm120kit.core.errors import BadRecord, NotTrusted, SystemRefused
+from sm120kit.core.locks import host_exclusive
 from sm120kit.core.outside import parse_json
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import LeftOut
-from sm120kit.core.state import (
-    MARKER,
-    TEMPORARY,
-    Workspace,
-    digest_of,
-    full,
-    host_exclusive,
-    owned_directory,
-    publish_directory,
-    read_record,
-    require_new,
-    require_output_directory,
-    require_writable,
-    write_atomic,
-    write_record,
-)
+from sm120kit.core.temporary import TEMPORARY, owned_directory, publish_directory
+from sm120kit.core.workspace import MARKER, Workspace
 
 
 def test_publish_directory_after_success(tmp_path: Path) -> None:
@@ -229,7 +220,8 @@ def test_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
 
 OWNER = """
 import sys, time
-from sm120kit.core.state import Workspace, publish_directory
+from sm120kit.core.temporary import publish_directory
+from sm120kit.core.workspace import Workspace
 workspace = Workspace.open()
 with workspace.scratch() as scratch, publish_directory(workspace.build("engine", "digest")) as directory:
     (scratch / "file").touch()
@@ -280,7 +272,7 @@ def test_other_entries_are_not_removed(tmp_path: Path) -> None:
 def test_file_larger_than_the_limit_of_the_shell(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"before")
     program = (
-        "import resource, sys; from pathlib import Path; from sm120kit.core.state import write_atomic, write_together;"
+        "import resource, sys; from pathlib import Path; from sm120kit.core.atomic_writes import write_atomic, write_together;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20));"
         "path = Path(sys.argv[1]); content = bytes(2**21);"
         "write_atomic(path, content) if sys.argv[2] == 'one' else write_together({path: content})"

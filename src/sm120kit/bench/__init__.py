@@ -16,8 +16,8 @@ from typing import Any
 from sm120kit.bench import client, clocks, energy, environment, metrics, result_file, resume, saturation, settings, workload
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.workload import Case, NamedWorkload
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotComparable, ServerFailed
-from sm120kit.core.state import digest_of
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import find
 

@@ -16,8 +16,9 @@ from sm120kit import __version__
 from sm120kit.bench import listener
 from sm120kit.bench.result_file import Machine, Served
 from sm120kit.core import reporting
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, DaemonUnreachable, RequirementMissing
-from sm120kit.core.state import file_sha256, read_record
+from sm120kit.core.record_files import read_record
 from sm120kit.hosts.facts import Host, probe
 from sm120kit.serving import Run, containers
 

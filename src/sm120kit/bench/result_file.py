@@ -12,7 +12,7 @@ from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
-from sm120kit.core.state import read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
 
 FORMAT = "sm120kit.result/3"
 

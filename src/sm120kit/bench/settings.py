@@ -6,8 +6,8 @@ from typing import Any
 
 from sm120kit.bench import client
 from sm120kit.bench.metrics import metrics_of
+from sm120kit.core.digests import digest_of
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import digest_of
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import all_engines
 

@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sm120kit.bench import dataset
 from sm120kit.bench.client import StreamRequest
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
-from sm120kit.core.state import data_root, digest_of, file_sha256
 from sm120kit.recipes.load import read_toml, validate
 
 Count = Annotated[int, Field(ge=1)]

@@ -80,8 +80,8 @@ def run_(
     from sm120kit import bench
     from sm120kit.bench import client, result_file, resume, workload
     from sm120kit.bench import launched as launched_servers
+    from sm120kit.core.disk import require_writable
     from sm120kit.core.errors import ServerFailed
-    from sm120kit.core.state import require_writable
     from sm120kit.core.urls import is_url
     from sm120kit.recipes import configurations
 

@@ -109,7 +109,8 @@ def export(
     """
     from sm120kit.bench import export as exports
     from sm120kit.bench import result_file, saturation
-    from sm120kit.core.state import require_new, require_writable, write_atomic
+    from sm120kit.core.atomic_writes import write_atomic
+    from sm120kit.core.disk import require_new, require_writable
 
     kind = output.suffix
     if kind not in exports.KINDS:

@@ -134,7 +134,7 @@ def build(
     GPU.
     """
     from sm120kit.cli import build_output
-    from sm120kit.core.state import require_output_directory
+    from sm120kit.core.disk import require_output_directory
     from sm120kit.wheels import pipeline
     from sm120kit.wheels.records import Stage, WheelBuild
 
@@ -217,7 +217,8 @@ def _require_applicable(
 
 def _copy(wheel: Path, sha256: str, directory: Path) -> Path:
     """Copy a finished wheel to a directory, unless the same bytes are there already."""
-    from sm120kit.core.state import file_sha256, write_atomic
+    from sm120kit.core.atomic_writes import write_atomic
+    from sm120kit.core.digests import file_sha256
 
     copy = directory / wheel.name
     if not copy.is_file() or file_sha256(copy) != sha256:

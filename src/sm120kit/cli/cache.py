@@ -14,7 +14,7 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images.cache import StateEntry
     from sm120kit.recipes.target import Target
 
@@ -28,7 +28,7 @@ def info(state: State = None, json: Json = False) -> None:
     "unreferenced" is what `sm120kit cache gc` would remove. Sizes are disk usage; a file that two entries share counts once.
     """
     from sm120kit.core.errors import NotFound, Sm120kitError
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import cache
 
     workspace = Workspace.at(state)
@@ -86,7 +86,7 @@ def clean(
     servers use. Waits until no other command uses the directory.
     """
     from sm120kit.core.errors import NotFound, did_you_mean
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import cache
 
     if not (kinds or older or everything):
@@ -128,7 +128,7 @@ def gc(
     Waits until no other command uses the directory. Kinds without an unreferenced size in `sm120kit cache` are kept: `sm120kit
     cache clean --older` removes those.
     """
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import cache
 
     workspace = Workspace.at(state)

@@ -113,7 +113,7 @@ def explained(failure: OSError | UnicodeError | RecursionError) -> Sm120kitError
     files = ", ".join(_name(path) for path in (failure.filename, failure.filename2) if path is not None)
     message = f"{files}: {reason}" if files else reason
     if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        from sm120kit.core.state import disk_error
+        from sm120kit.core.disk import disk_error
 
         if full := disk_error(failure, Path(files or ".")):
             return full

@@ -97,7 +97,7 @@ def verify_image(
 
     The image is in the state directory, or else in the container daemon. Exit code 1 if a check fails.
     """
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import published, verification
 
     workspace = Workspace.open(state)
@@ -158,7 +158,7 @@ def publish(
     It is listed by digest, with SBOM and provenance. A tag that exists is not moved. An image in the state directory is pushed
     without a container daemon.
     """
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import publication
     from sm120kit.images.distribution import Compression
 
@@ -201,7 +201,7 @@ def pull(
     is one.
     """
     from sm120kit.core.errors import BadInput
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import published
 
     if check:

@@ -26,7 +26,8 @@ def export(
     With `-`, the archive is written to standard output, as for `| ssh HOST docker load`.
     The files of a directory are hard links to those in the state directory where possible: do not change them.
     """
-    from sm120kit.core.state import Workspace, require_new
+    from sm120kit.core.disk import require_new
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import loading
     from sm120kit.images.oci import Layout
 

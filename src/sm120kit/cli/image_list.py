@@ -35,7 +35,7 @@ def list_(
 
 
 def _show_local(state: Path | None, *, json: bool) -> None:
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import inventory
     from sm120kit.images.stores import EveryStore
 

@@ -19,7 +19,7 @@ def load(
 
     Layers that the daemon has are not sent. It gets the tag of a verified image; a tag of another image is not moved.
     """
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import loading
     from sm120kit.images.docker import Daemon
     from sm120kit.images.oci import Layout

@@ -24,7 +24,7 @@ def rm(
     other command uses the state directory. Images in the container daemon stay, and so does a running server's.
     """
     from sm120kit.cli.cache import size
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.images import cache
 
     workspace = Workspace.at(state)

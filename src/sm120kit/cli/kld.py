@@ -172,7 +172,7 @@ def kld(
     lower bound. --save writes a reference to a file, for a machine that cannot hold both models. With --output, an interrupted
     run keeps the windows compared so far. Exit code 1 if a model returns NaN or rules out a token of the reference.
     """
-    from sm120kit.core.state import require_new, require_writable
+    from sm120kit.core.disk import require_new, require_writable
     from sm120kit.kld import SavedReference, split_windows
 
     if bool(save) == bool(test):
@@ -234,7 +234,7 @@ def _compare(
     windowing: Windowing,
     output: Path | None,
 ) -> KldComparison:
-    from sm120kit.core.state import write_record
+    from sm120kit.core.record_files import write_record
     from sm120kit.kld import compare
 
     with console.progress() as progress:

@@ -112,13 +112,13 @@ def patch_names(incomplete: str) -> list[str]:
 
 def patches_root() -> Path:
     """The directory of the patch series."""
-    from sm120kit.core.state import data_root
+    from sm120kit.core.data_roots import data_root
 
     return data_root() / "patches"
 
 
 def _names(folder: str, incomplete: str) -> list[str]:
-    from sm120kit.core.state import data_root
+    from sm120kit.core.data_roots import data_root
 
     names = (path.stem for path in (data_root() / "recipes" / folder).glob("*.toml"))
     return sorted(name for name in names if name.startswith(incomplete))
@@ -265,7 +265,7 @@ class Sources:
         Raises:
             Sm120kitError: the state directory cannot be used.
         """
-        from sm120kit.core.state import Workspace
+        from sm120kit.core.workspace import Workspace
         from sm120kit.sources import Origin
         from sm120kit.sources.context import Options
 

@@ -89,7 +89,7 @@ def check(
     from dataclasses import asdict
 
     from sm120kit import patches
-    from sm120kit.core.state import writable_data_root
+    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches.checkout import PATCHES
     from sm120kit.patches.records import PatchState
     from sm120kit.recipes.target import resolve_source
@@ -183,7 +183,8 @@ def export(
     same patch, or if the directory was made from another recipe.
     """
     from sm120kit import patches, recipes
-    from sm120kit.core.state import Workspace, writable_data_root
+    from sm120kit.core.data_roots import writable_data_root
+    from sm120kit.core.workspace import Workspace
     from sm120kit.patches.checkout import PATCHES
     from sm120kit.recipes.target import argument
 

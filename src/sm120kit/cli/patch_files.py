@@ -83,7 +83,7 @@ def import_(
     from dataclasses import asdict
 
     from sm120kit import patches
-    from sm120kit.core.state import writable_data_root
+    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches.checkout import PATCHES
     from sm120kit.recipes.target import resolve_source
 
@@ -166,7 +166,7 @@ def drop(
     to the version of a recipe, whose source is fetched if it is not cached.
     """
     from sm120kit import patches
-    from sm120kit.core.state import writable_data_root
+    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches.checkout import OVERRIDES, PATCHES
 
     data = writable_data_root()
@@ -187,7 +187,7 @@ def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
     from dataclasses import asdict
 
     from sm120kit import patches
-    from sm120kit.core.state import writable_data_root
+    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches.checkout import PATCHES
 
     data = writable_data_root()

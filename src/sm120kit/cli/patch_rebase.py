@@ -51,7 +51,7 @@ def rebase(
     files, and go on with --continue. When all patches are moved, those that changed are written as variants for the new
     version; those of the old version stay.
     """
-    from sm120kit.core.state import writable_data_root
+    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches import rebase as rebasing
     from sm120kit.patches.checkout import PATCHES
 
@@ -75,7 +75,7 @@ def rebase(
 
 
 def _move(names: tuple[str, str], options: Options) -> SeriesMove:
-    from sm120kit.core.state import data_root
+    from sm120kit.core.data_roots import data_root
     from sm120kit.patches.checkout import OVERRIDES, PATCHES
     from sm120kit.patches.rebase import SeriesMove
     from sm120kit.recipes.target import pinned_versions, resolve_source

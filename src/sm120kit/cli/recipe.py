@@ -184,13 +184,14 @@ def schema(
     Editors complete and check recipes with it.
     """
     from sm120kit import recipes
-    from sm120kit.core import state
+    from sm120kit.core.atomic_writes import write_atomic
+    from sm120kit.core.disk import require_new, require_writable
 
     if output is not None:
-        state.require_writable(output)
-        state.require_new(output, "--output", overwrite)
+        require_writable(output)
+        require_new(output, "--output", overwrite)
     text = recipes.json_schema()
     if output is None:
         console.data(text)
     else:
-        state.write_atomic(output, (text + "\n").encode())
+        write_atomic(output, (text + "\n").encode())

@@ -61,7 +61,7 @@ class LaunchedServer:
         Raises:
             Sm120kitError: see :func:`sm120kit.serving.resolve.resolve` and :func:`sm120kit.serving.launch.prepare`.
         """
-        from sm120kit.core.state import Workspace
+        from sm120kit.core.workspace import Workspace
         from sm120kit.serving import launch
         from sm120kit.serving.resolve import ServerLocation, resolve
 
@@ -191,7 +191,7 @@ class PlannedOutput:
         Raises:
             SystemRefused: a file exists that may not be overwritten, or cannot be written.
         """
-        from sm120kit.core.state import require_new
+        from sm120kit.core.disk import require_new
 
         for option, file in (("--compose", self.compose), ("--kubernetes", self.kubernetes)):
             for rank, launch in enumerate(prepared):
@@ -343,7 +343,7 @@ def serve_(
     """
     from sm120kit import serving
     from sm120kit.core import reporting
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.recipes import configurations
     from sm120kit.serving import launch
     from sm120kit.serving.nodes import differences, preparation
@@ -422,7 +422,7 @@ def _node_file(directory: str, rank: int) -> Path:
 def _write(destination: str, text: str, prepared: PreparedLaunch) -> None:
     """Write to a file, which other users cannot read if the server has an API key, or to standard output for ``-``."""
     from sm120kit import serving
-    from sm120kit.core.state import write_atomic
+    from sm120kit.core.atomic_writes import write_atomic
 
     if destination == "-":
         console.data(text.rstrip("\n"), credentials=True)

@@ -230,7 +230,7 @@ class Costs:
 
     def save(self) -> None:
         """Write the costs to their file."""
-        from sm120kit.core.state import write_atomic
+        from sm120kit.core.atomic_writes import write_atomic
 
         write_atomic(self.path, json.dumps(self._units, sort_keys=True, indent=1).encode())
 

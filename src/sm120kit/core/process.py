@@ -284,7 +284,7 @@ def _completed(argv: Sequence[str | Path], child: subprocess.Popen[bytes], out: 
 
 def _require_success(completed: Completed, hint: str) -> None:
     if completed.returncode == -signal.SIGXFSZ:
-        from sm120kit.core.state import too_large
+        from sm120kit.core.disk import too_large
 
         raise too_large(f"a file that {completed.argv[0]} writes")
     if completed.returncode != 0:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sm120kit import engines
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, did_you_mean
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import data_root
 
 _SUFFIX = ".arguments.json"
 _TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "loads": parse_json}

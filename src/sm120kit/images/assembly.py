@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import archives, process, reporting
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, BadRecord, CommandFailed
-from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used, read_record, require_disk, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images import b12x, cuda_home, rootfs, wheels
 from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
 from sm120kit.images.context import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns

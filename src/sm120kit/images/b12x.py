@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.core import process, reporting
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import CommandFailed
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import Workspace, data_root, digest_of, read_record, require_disk, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin.records import Kernel
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, Tile, TileFacts

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import data_root, file_sha256
 from sm120kit.engines import Node
 from sm120kit.recipes import arguments
 from sm120kit.recipes.configurations import Configuration

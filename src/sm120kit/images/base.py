@@ -25,17 +25,12 @@ from typing import IO, Literal, cast
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import SOURCE_DATE_EPOCH, UNFIT, max_unpacked_bytes
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadRecord, NotTrusted
-from sm120kit.core.state import (
-    Workspace,
-    digest_of,
-    disk_errors,
-    mark_used,
-    publish_directory,
-    read_record,
-    require_disk,
-    write_record,
-)
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.temporary import publish_directory
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images import bytecode
 from sm120kit.images.assembly import ImageBase
 from sm120kit.images.layers import LayerWriter

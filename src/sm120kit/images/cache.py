@@ -21,7 +21,9 @@ from pathlib import Path
 from sm120kit import sources
 from sm120kit.core.errors import NotFound, SystemRefused
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import Workspace, is_owned, read_record
+from sm120kit.core.record_files import read_record
+from sm120kit.core.temporary import is_owned
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import base
 from sm120kit.images.context import INSTALLER, LABEL
 from sm120kit.images.oci import Layout

@@ -19,20 +19,14 @@ from typing import Any
 from packaging.utils import parse_wheel_filename
 
 from sm120kit.core import archives
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import digest_of, file_sha256
+from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, BadRecord, CommandFailed, Mismatch, NotAttested, NotFound, NotTrusted
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import (
-    Workspace,
-    data_root,
-    digest_of,
-    disk_errors,
-    file_sha256,
-    mark_used,
-    publish_directory,
-    read_record,
-    require_disk,
-    write_record,
-)
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.temporary import publish_directory
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images import b12x
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import BuiltWheel, Image, ImageContext, image_name

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from sm120kit import recipes, sources
 from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import BadInput, BadRecord, DaemonUnreachable, NotFound, RequirementMissing
-from sm120kit.core.state import digest_of, read_record, require_disk
+from sm120kit.core.record_files import read_record
 from sm120kit.images import assembly
 from sm120kit.images import base as base_layers
 from sm120kit.images import context as contexts

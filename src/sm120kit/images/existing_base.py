@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RegistryFailed, RequirementMissing
-from sm120kit.core.state import require_disk
 from sm120kit.images import loading
 from sm120kit.images.assembly import ImageBase
 from sm120kit.images.distribution import RegistryClient

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sm120kit.core.state import Workspace, read_record
+from sm120kit.core.record_files import read_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
 from sm120kit.images.context import LABEL
 from sm120kit.images.records import Check, Image, ImageStore, VerifiedImage

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from sm120kit.core import reporting
+from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import AlreadyExists, BadInput, DaemonUnreachable, NotFound, NotTrusted, NotVerified, SystemRefused
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import disk_errors, publish_directory, require_disk
+from sm120kit.core.temporary import publish_directory
 from sm120kit.images.distribution.compression import decompressed
 from sm120kit.images.docker import Daemon
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MAX_DOCUMENT_BYTES, REFERENCE, Descriptor, Layout, manifest_of

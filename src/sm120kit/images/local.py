@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process, sandbox
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
-from sm120kit.core.state import Workspace, disk_errors
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import rootfs
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.records import ContainerResult, Image, start_settings

@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, NotFound
+from sm120kit.core.locks import exclusive
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import disk_errors, exclusive, file_sha256, owned_directory, write_atomic
+from sm120kit.core.temporary import owned_directory
 from sm120kit.images.records import Image, image_content
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -343,7 +347,7 @@ class Layout:
     def detach(self, paths: Collection[Path]) -> None:
         """Remove images without a reference from the index that have one of these files, before the files are removed.
 
-        The caller makes sure that no build runs: :meth:`sm120kit.core.state.Workspace.maintenance`.
+        The caller makes sure that no build runs: :meth:`sm120kit.core.workspace.Workspace.maintenance`.
         """
         with self._index() as entries:
             entries[:] = [

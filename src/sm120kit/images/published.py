@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import DaemonUnreachable, NotAttested, NotTrusted, RequirementMissing
-from sm120kit.core.state import Workspace, digest_of, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import attestation, checks, loading, registry
 from sm120kit.images.docker import Daemon
 from sm120kit.images.index import find_image, read_index

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from sm120kit.core.state import digest_of
+from sm120kit.core.digests import digest_of
 from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels.records import Artifact
 

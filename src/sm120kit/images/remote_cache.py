@@ -16,9 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from sm120kit.core import reporting
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import BadInput, NotAttested, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import file_sha256, require_disk
 from sm120kit.images import attestation
 from sm120kit.images.distribution import RegistryClient, RemoteArtifact
 from sm120kit.images.index import require_repository

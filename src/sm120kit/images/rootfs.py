@@ -24,10 +24,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from sm120kit.core import archives, reporting
+from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, Mismatch, NotTrusted
 from sm120kit.core.outside import parse_json
 from sm120kit.core.process import Stopped
-from sm120kit.core.state import Workspace, disk_errors, mark_used, publish_directory, read_record, require_disk, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.temporary import publish_directory
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images.oci import Descriptor, Layout
 
 WHITEOUT = ".wh."

@@ -12,8 +12,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from sm120kit.core import reporting, toolchain
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import AlreadyExists, BadRecord, NotFound, NotTrusted, NotVerified, RegistryFailed
-from sm120kit.core.state import Workspace, digest_of, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, delivery, registry
 from sm120kit.images import context as contexts
 from sm120kit.images.oci import Layout

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
 from sm120kit.images.records import ContainerResult, Image, ImageStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import NotVerified
-from sm120kit.core.state import require_disk
 from sm120kit.images.distribution import Compression, RegistryClient
 from sm120kit.images.docker import Daemon
 from sm120kit.images.oci import Layout

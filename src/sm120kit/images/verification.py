@@ -10,7 +10,7 @@ from typing import Any
 from sm120kit import recipes
 from sm120kit.core import reporting
 from sm120kit.core.errors import NotVerified, RequirementMissing
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import backends, checks
 from sm120kit.images import base as base_layers
 from sm120kit.images import context as contexts

@@ -8,7 +8,7 @@ from pathlib import Path
 from sm120kit import patches, recipes
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import Workspace, mark_used
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.kernels import tiles as tile_facts
 from sm120kit.kernels.records import TileFacts
 from sm120kit.patches.records import PatchedTree

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from sm120kit import sources
 from sm120kit.core import reporting
-from sm120kit.core.state import Workspace, data_root, digest_of, file_sha256, read_record, write_record
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import digest_of, file_sha256
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.patches.apply import apply
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.context import Options

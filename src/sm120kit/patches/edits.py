@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import reporting
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.core.seal import is_sealed, seal
-from sm120kit.core.state import digest_of, disk_errors, write_atomic
 from sm120kit.patches.apply import REFS
 from sm120kit.patches.checkout import OVERRIDES
 from sm120kit.patches.export import export, write_back

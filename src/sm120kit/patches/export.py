@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
 
+from sm120kit.core.atomic_writes import write_together
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.core.outside import mail_date
-from sm120kit.core.state import write_together
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import git_apply
 from sm120kit.patches.format import Patch, normal_form, overlap, parse, render

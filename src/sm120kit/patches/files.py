@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sm120kit.core.atomic_writes import write_together
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
-from sm120kit.core.state import write_together
 from sm120kit.patches import evidence
 from sm120kit.patches.apply import compose
 from sm120kit.patches.export import problems_after

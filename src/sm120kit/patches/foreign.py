@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
+from sm120kit.core.atomic_writes import write_together
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
-from sm120kit.core.state import write_together
 from sm120kit.patches.diff import Problem, path_problem, scan
 from sm120kit.patches.drift import steps
 from sm120kit.patches.export import diff, parse_own, problems_after, slug_of

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import SystemRefused
-from sm120kit.core.state import disk_errors, publish_directory
+from sm120kit.core.temporary import publish_directory
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import GitIndex, Repository
 

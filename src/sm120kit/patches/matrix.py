@@ -14,8 +14,11 @@ from pathlib import Path
 from packaging.version import Version
 
 from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import FetchFailed, Mismatch, NotTrusted, OfflineMiss
-from sm120kit.core.state import digest_of, mark_used, publish_directory, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.temporary import publish_directory
+from sm120kit.core.workspace import mark_used
 from sm120kit.patches.drift import VERSION_H, apply_fitting, cutlass_version, fit_patch
 from sm120kit.patches.format import Patch
 from sm120kit.patches.records import DriftCell, PatchState, ReleaseDrift, TreeProject

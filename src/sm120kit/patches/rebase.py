@@ -17,17 +17,12 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from sm120kit.core.atomic_writes import write_atomic, write_together
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
-from sm120kit.core.state import (
-    digest_of,
-    disk_errors,
-    exclusive,
-    owned_directory,
-    publish_directory,
-    remove_abandoned,
-    write_atomic,
-    write_together,
-)
+from sm120kit.core.locks import exclusive
+from sm120kit.core.temporary import owned_directory, publish_directory, remove_abandoned
 from sm120kit.patches import evidence, ranges
 from sm120kit.patches.apply import REFS, apply, base_commit, commit_patch
 from sm120kit.patches.drift import DiffFit, apply_fitting, fit_patch

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.records import json_default
 from sm120kit.core.seal import is_sealed, seal
-from sm120kit.core.state import owned_directory, write_atomic
+from sm120kit.core.temporary import owned_directory
 from sm120kit.patches.edits import SERIES, config_section
 from sm120kit.sources.git import GitIndex, Repository
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadInput
-from sm120kit.core.state import write_atomic
 from sm120kit.patches import evidence
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, normal_form, overlap, parse

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Arch
-from sm120kit.core.state import data_root
 from sm120kit.recipes.load import json_schema, read
 from sm120kit.recipes.schema import (
     EngineRecipe,

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
-from sm120kit.core.state import data_root
 from sm120kit.recipes.load import problems_message, read_toml, validate
 from sm120kit.recipes.schema import Name, Strict
 

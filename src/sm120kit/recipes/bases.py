@@ -15,8 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.data_roots import data_root, require_not_installed
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, did_you_mean
-from sm120kit.core.state import data_root, digest_of, record_json, require_not_installed, write_atomic
+from sm120kit.core.record_files import record_json
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.recipes.schema import Name, RelativePath, Strict
 from sm120kit.sources import debian

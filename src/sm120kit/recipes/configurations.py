@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from sm120kit import engines
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
-from sm120kit.core.state import data_root
 from sm120kit.engines import parser
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText

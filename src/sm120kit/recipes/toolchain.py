@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from sm120kit import sources
 from sm120kit.core import toolchain
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
-from sm120kit.core.state import digest_of, mark_used, require_disk
+from sm120kit.core.workspace import mark_used
 from sm120kit.recipes.lockfile.read import read
 from sm120kit.sources.records import LockedWheel
 

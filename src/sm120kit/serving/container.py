@@ -11,8 +11,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import chain
 from pathlib import Path
 
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import NotFound
-from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.engines import ApiKey, Node
 from sm120kit.images.context import entrypoint
 from sm120kit.images.records import Image

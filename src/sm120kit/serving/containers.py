@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import DaemonUnreachable, NotFound, SystemRefused
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import disk_errors, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.serving.render import PATIENCE_SECONDS
 from sm120kit.serving.supervise import Ending, Run

@@ -25,9 +25,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from sm120kit.core import errors, process, reporting
+from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import CommandFailed, FetchFailed, NotFound, OfflineMiss, Sm120kitError
 from sm120kit.core.outside import MAX_FOUND_BYTES, parse_json, read_found
-from sm120kit.core.state import disk_errors, require_disk
 from sm120kit.recipes.configurations import UNPINNED, Configuration
 from sm120kit.serving import checkpoint
 from sm120kit.serving.checkpoint import Checkpoint, Tensor

@@ -13,9 +13,11 @@ from pathlib import Path
 from sm120kit import serving
 from sm120kit.core import process, reporting, signals
 from sm120kit.core.errors import BadRecord, NoAnswer, NotFound, ResourceUnavailable, ServerFailed
+from sm120kit.core.locks import host_exclusive
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.secrets import masked, register
-from sm120kit.core.state import Workspace, host_exclusive, read_record, write_record
 from sm120kit.core.urls import Endpoint
+from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import doctor, log_rules
 from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
 from sm120kit.images import loading, published

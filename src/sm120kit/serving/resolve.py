@@ -10,7 +10,7 @@ from pathlib import Path
 from sm120kit import recipes, serving
 from sm120kit.core import reporting
 from sm120kit.core.errors import Mismatch, NotFound, RequirementMissing, ResourceUnavailable
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node
 from sm120kit.hosts.doctor import requirements
 from sm120kit.hosts.facts import Host, probe

@@ -19,8 +19,11 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import OfflineMiss
-from sm120kit.core.state import Workspace, digest_of, disk_errors, mark_used, publish_directory
+from sm120kit.core.temporary import publish_directory
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.sources import archive, download, identity, index, submodules
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin

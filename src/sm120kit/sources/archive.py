@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from sm120kit.core.archives import MAX_MEMBERS, max_unpacked_bytes, open_wheel
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import NotTrusted
-from sm120kit.core.state import require_disk
 from sm120kit.sources.git import DATE, IDENTITY, Repository
 from sm120kit.sources.records import SdistPin, WheelPin
 

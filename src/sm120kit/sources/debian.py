@@ -17,8 +17,8 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import FetchFailed, NotFound, NotTrusted, OfflineMiss, RequirementMissing, ResolutionFailed
 from sm120kit.core.outside import file_problem
 from sm120kit.core.process import Completed, find_program, run
-from sm120kit.core.state import Workspace
 from sm120kit.core.urls import redacted
+from sm120kit.core.workspace import Workspace
 from sm120kit.sources import download
 from sm120kit.sources.index import Location, Locations, local_directory
 from sm120kit.sources.origin import DEFAULT, Origin

@@ -14,11 +14,13 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from sm120kit.core import reporting
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import FetchFailed, NotTrusted
 from sm120kit.core.outside import file_problem
 from sm120kit.core.reporting import Advance
 from sm120kit.core.retry import ATTEMPTS, pause
-from sm120kit.core.state import disk_errors, file_sha256, mark_used
+from sm120kit.core.workspace import mark_used
 from sm120kit.sources.index import Location, Locations, PinnedFile
 from sm120kit.sources.records import SdistPin
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import CommandFailed, NotTrusted, ResourceUnavailable
 from sm120kit.core.process import Completed, RunningProgram, run, start
-from sm120kit.core.state import write_atomic
 from sm120kit.sources.git_urls import without_credentials
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import FetchFailed
 from sm120kit.core.retry import ATTEMPTS, pause
-from sm120kit.core.state import file_sha256
 from sm120kit.core.urls import redacted
 from sm120kit.sources.records import DebianPackage, LockedWheel, SdistPin
 from sm120kit.sources.settings import Settings

@@ -11,8 +11,9 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from sm120kit.core import reporting
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import FetchFailed, OfflineMiss
-from sm120kit.core.state import Workspace, disk_errors
+from sm120kit.core.workspace import Workspace
 from sm120kit.sources import archive, download, identity, index
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import Origin

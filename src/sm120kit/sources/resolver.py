@@ -21,8 +21,8 @@ from packaging.utils import parse_wheel_filename
 
 from sm120kit.core import process, reporting
 from sm120kit.core.errors import BadInput, CommandFailed, FetchFailed, OfflineMiss, ResolutionFailed, Sm120kitError
-from sm120kit.core.state import Workspace
 from sm120kit.core.urls import redacted
+from sm120kit.core.workspace import Workspace
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.records import LockedWheel
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core import process, reporting
-from sm120kit.core.state import Workspace, publish_directory, read_record, require_disk, write_record
+from sm120kit.core.disk import require_disk
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.temporary import publish_directory
+from sm120kit.core.workspace import Workspace
 from sm120kit.sources import download, index
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.records import LockedWheel

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from sm120kit.core import process
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import Costs, FinishedUnit, Gate, RunningUnit, available_bytes, ran_out_of_memory
 from sm120kit.core.process import own_python_path
-from sm120kit.core.state import require_disk, write_atomic
 from sm120kit.sources.context import Options
 from sm120kit.wheels.records import BuildPlan, Generated, Unit
 

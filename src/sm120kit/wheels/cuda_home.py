@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from sm120kit.core import process
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import write_atomic
 
 FRONT_END = """#!/bin/sh
 # Names of internal symbols contain a hash of the absolute path of the source, which nvcc passes to this program only, and for

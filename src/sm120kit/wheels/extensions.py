@@ -17,9 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import archives, process
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import CheckFailed, RequirementMissing
 from sm120kit.core.memory import Gate
-from sm120kit.core.state import file_sha256, publish_directory, record_json, write_atomic, write_record
+from sm120kit.core.record_files import record_json, write_record
+from sm120kit.core.temporary import publish_directory
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import EngineRecipe, FromSourceTable
 from sm120kit.sources.records import LockedWheel

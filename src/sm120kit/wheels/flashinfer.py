@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes
 from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of, file_sha256, is_digest
 from sm120kit.core.errors import BadRecord, NotFound
 from sm120kit.core.memory import Costs
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import (
-    Workspace,
-    digest_of,
-    file_sha256,
-    is_digest,
-    publish_directory,
-    read_record,
-    write_record,
-)
+from sm120kit.core.temporary import publish_directory
 from sm120kit.core.toolchain import host_compiler
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.tables import tile_table
 from sm120kit.kernels.tiles.listing import generates_tiles
 from sm120kit.patches.records import PatchedTree

@@ -19,8 +19,8 @@ from sm120kit import patches, recipes, sources
 from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.memory import Costs
+from sm120kit.core.record_files import write_record
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import write_record
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.recipes.toolchain import NVCC

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import RequirementMissing
-from sm120kit.core.state import digest_of
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, toolchain
 from sm120kit.recipes.records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget

@@ -19,17 +19,13 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CommandFailed, NotFound, RequirementMissing
 from sm120kit.core.memory import Costs
-from sm120kit.core.state import (
-    data_root,
-    digest_of,
-    file_sha256,
-    publish_directory,
-    record_json,
-    write_atomic,
-    write_record,
-)
+from sm120kit.core.record_files import record_json, write_record
+from sm120kit.core.temporary import publish_directory
 from sm120kit.core.toolchain import installed_version
 from sm120kit.kernels.tables import export_tree
 from sm120kit.patches.records import PatchedTree

@@ -19,6 +19,8 @@ from packaging.version import InvalidVersion, Version
 
 from sm120kit import patches, recipes, sources
 from sm120kit.core import reporting
+from sm120kit.core.atomic_writes import write_together
+from sm120kit.core.data_roots import data_root, writable_data_root
 from sm120kit.core.errors import (
     AlreadyExists,
     BadInput,
@@ -31,7 +33,6 @@ from sm120kit.core.errors import (
     SystemRefused,
     did_you_mean,
 )
-from sm120kit.core.state import data_root, writable_data_root, write_together
 from sm120kit.engines.parser import record_path
 from sm120kit.patches.checkout import series_files
 from sm120kit.patches.drift import VERSION_H, cutlass_version

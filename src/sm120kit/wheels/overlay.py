@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm120kit.core import archives, reporting
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import PatchConflict
-from sm120kit.core.state import publish_directory, record_json, write_atomic, write_record
+from sm120kit.core.record_files import record_json, write_record
+from sm120kit.core.temporary import publish_directory
 from sm120kit.patches.records import AppliedPatch, PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import wheelhouse

@@ -16,8 +16,9 @@ from typing import Any
 
 from sm120kit import engines
 from sm120kit.core import archives, process, reporting
+from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import CheckFailed, CommandFailed, NotFound
-from sm120kit.core.state import Workspace, require_disk
+from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import Origin, resolver, wheelhouse
 from sm120kit.sources.records import LockedWheel

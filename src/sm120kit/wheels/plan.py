@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, CheckFailed, NotFound
 from sm120kit.core.records import Arch, LeftOut, Toolchain
-from sm120kit.core.state import digest_of
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, TileFacts
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, FlashInferRecipe, ModuleTable, TargetTable, group

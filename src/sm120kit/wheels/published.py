@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core import reporting
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadRecord, Mismatch
-from sm120kit.core.state import Workspace, disk_errors, file_sha256, mark_used, owned_directory, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.temporary import owned_directory
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.context import RemoteCache
 from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan

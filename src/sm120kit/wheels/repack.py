@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sm120kit.core import archives
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput
-from sm120kit.core.state import file_sha256
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels.published import wheel_record

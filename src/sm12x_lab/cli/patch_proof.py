@@ -73,7 +73,7 @@ def prove(
     """
     from sm12x_lab.proofs import prover
     from sm12x_lab.proofs.records import Effect, ProofRequest
-    from sm120kit.core.state import data_root, require_not_installed
+    from sm120kit.core.data_roots import data_root, require_not_installed
     from sm120kit.recipes.target import resolve
 
     if write:

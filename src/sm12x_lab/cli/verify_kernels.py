@@ -83,8 +83,10 @@ def verify_kernels(
     from sm12x_lab.gpu_tests import Backend, VerificationScope, session
     from sm12x_lab.gpu_tests.compiled import RECORD
     from sm12x_lab.ptx import interposed
+    from sm120kit.core.data_roots import data_root
+    from sm120kit.core.disk import require_new, require_writable
     from sm120kit.core.errors import CheckFailed, NotFound
-    from sm120kit.core.state import data_root, require_new, require_writable, write_record
+    from sm120kit.core.record_files import write_record
     from sm120kit.recipes.target import resolve_flashinfer
 
     try:

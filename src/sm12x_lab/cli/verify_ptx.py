@@ -73,8 +73,9 @@ def verify_ptx(
     detected.
     """
     from sm12x_lab.ptx import session
+    from sm120kit.core.disk import require_new, require_writable
     from sm120kit.core.errors import CheckFailed
-    from sm120kit.core.state import require_new, require_writable, write_record
+    from sm120kit.core.record_files import write_record
 
     if source is None and not selection.instructions:
         raise typer.BadParameter("name a PTX file or a recipe, or use --instructions")

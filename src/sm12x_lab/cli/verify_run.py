@@ -35,8 +35,10 @@ def verify_run(
     succeeded; 54: the program loaded no module for SM12x, so that nothing was verified.
     """
     from sm12x_lab.ptx import interposed
+    from sm120kit.core.disk import require_new, require_writable
     from sm120kit.core.errors import BadInput, CheckFailed
-    from sm120kit.core.state import Workspace, require_new, require_writable, write_record
+    from sm120kit.core.record_files import write_record
+    from sm120kit.core.workspace import Workspace
 
     if receipt and fast:
         raise typer.BadParameter("a receipt states the arithmetic of the PTX ISA, which --fast has not", param_hint="--fast")

@@ -28,22 +28,16 @@ from pathlib import Path
 
 from sm12x_lab.emulation.records import Emulation
 from sm120kit.core import process
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CheckFailed, CompileFailed, ResourceUnavailable
+from sm120kit.core.locks import exclusive
 from sm120kit.core.memory import max_parallel, ran_out_of_memory
 from sm120kit.core.outside import parse_json
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
-from sm120kit.core.state import (
-    digest_of,
-    exclusive,
-    file_sha256,
-    mark_tree_used,
-    mark_used,
-    owned_directory,
-    publish_directory,
-    read_record,
-    write_record,
-)
+from sm120kit.core.temporary import owned_directory, publish_directory
+from sm120kit.core.workspace import mark_tree_used, mark_used
 from sm120kit.kernels.records import Tile
 
 SOURCES = Path(__file__).with_name("cpp")

@@ -17,8 +17,9 @@ from sm12x_lab.gpu_tests.matrix import KernelConfiguration
 from sm12x_lab.gpu_tests.programs import SOURCES, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome, run, worst
 from sm120kit.core import process
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import CheckFailed, CompileFailed
-from sm120kit.core.state import digest_of, write_atomic
 from sm120kit.kernels.records import Tile
 
 STOCK = "stock-k64"

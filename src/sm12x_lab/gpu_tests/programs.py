@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Protocol
 
 from sm120kit.core import process
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable
+from sm120kit.core.locks import exclusive
 from sm120kit.core.memory import Costs, Gate, available_bytes, ran_out_of_memory
 from sm120kit.core.process import own_python_path
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import digest_of, exclusive, file_sha256, mark_tree_used, mark_used, publish_directory
+from sm120kit.core.temporary import publish_directory
 from sm120kit.core.toolchain import PLACEHOLDERS
+from sm120kit.core.workspace import mark_tree_used, mark_used
 
 SOURCES = Path(__file__).with_name("cpp")
 PRELUDE = "sm120_on_sm90.hpp"

@@ -8,8 +8,8 @@ from sm12x_lab.proofs.records import Ablation, PatchAblation, TileChange
 from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches
 from sm120kit.core import reporting
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import CompileFailed, NotFound
-from sm120kit.core.state import data_root
 from sm120kit.kernels.records import TileFacts
 from sm120kit.kernels.tiles import compare
 from sm120kit.patches.records import PatchState

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from sm12x_lab.proofs.records import KernelCode
 from sm120kit.core import process
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable
+from sm120kit.core.locks import exclusive
 from sm120kit.core.memory import ran_out_of_memory
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
-from sm120kit.core.state import digest_of, exclusive, owned_directory, read_record, write_record
+from sm120kit.core.temporary import owned_directory
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin.records import Kernel
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sm120kit.core.state import file_sha256
+from sm120kit.core.digests import file_sha256
 from sm120kit.patches.records import Probe
 
 HEADERS = Path(__file__).with_name("cpp")

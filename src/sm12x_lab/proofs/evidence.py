@@ -8,7 +8,8 @@ from pathlib import Path
 from sm12x_lab import RECEIPTS
 from sm12x_lab.proofs.effects import compare
 from sm12x_lab.proofs.records import PatchProof, ProbeComparison
-from sm120kit.core.state import data_root, read_record, record_json
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.record_files import read_record, record_json
 from sm120kit.kernels.records import NumericStatus
 from sm120kit.patches import Patch
 from sm120kit.patches.evidence import path_of

@@ -15,8 +15,9 @@ from sm12x_lab.proofs.records import Effect, PatchProof, ProofRequest, SourceCha
 from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches, recipes
 from sm120kit.core import sandbox
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, CheckFailed, CommandFailed, CompileFailed, NotFound, PatchConflict
-from sm120kit.core.state import data_root, write_atomic
 from sm120kit.patches.evidence import gaps
 from sm120kit.patches.records import PatchState, Probe
 from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each

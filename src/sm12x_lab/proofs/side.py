@@ -13,10 +13,11 @@ from sm12x_lab import emulation, proofs
 from sm12x_lab.emulation.records import Emulation
 from sm12x_lab.proofs.records import ProbeResult
 from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CheckFailed, CompileFailed, NotFound
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox
-from sm120kit.core.state import digest_of, file_sha256, read_record, write_record
 from sm120kit.core.toolchain import PLACEHOLDERS
 from sm120kit.kernels.records import NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics, introspect, listing

@@ -24,9 +24,9 @@ from sm12x_lab.ptx import library
 from sm12x_lab.ptx.library import AssembledKernel
 from sm12x_lab.ptx.rewrite import rewrite
 from sm120kit.core import toolchain
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadInput, Sm120kitError
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import write_atomic
 from sm120kit.kernels.cubin import device, fatbin
 from sm120kit.kernels.cubin.elf import MAGIC as ELF_MAGIC
 

@@ -18,9 +18,11 @@ from sm12x_lab.gpu_tests.gpu import CudaDevice
 from sm12x_lab.gpu_tests.verification import Launcher
 from sm12x_lab.ptx import images, library, syntax
 from sm120kit.core import process, toolchain
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import BadInput, RequirementMissing, SystemRefused
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import Workspace, digest_of, file_sha256, owned_directory
+from sm120kit.core.temporary import owned_directory
+from sm120kit.core.workspace import Workspace
 
 FORMAT = 1
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit.core import process
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import BadInput, CompileFailed
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import digest_of, file_sha256
 
 SOURCE = Path(__file__).with_name("functions.cu")
 FAST = SOURCE.with_name("fast.cu")

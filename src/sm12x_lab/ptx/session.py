@@ -15,10 +15,10 @@ from sm12x_lab.ptx import library, selftest
 from sm12x_lab.ptx.library import AssembledKernel
 from sm12x_lab.ptx.rewrite import RewrittenPtx, rewrite
 from sm120kit.core import reporting, toolchain
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import write_atomic
 
 LARGEST_BYTES = 256 * 2**20
 """Modules of engines have a few MiB."""

@@ -13,7 +13,7 @@ from sm12x_lab.emulation.records import Emulation
 from sm120kit import patches
 from sm120kit.core import toolchain
 from sm120kit.core.errors import CompileFailed
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources import fetch
 from sm120kit.sources.records import VendoredProject, WheelPin

@@ -20,7 +20,7 @@ from sm12x_lab.emulation.records import Emulation
 from sm120kit import patches, recipes
 from sm120kit.core import toolchain
 from sm120kit.core.errors import CompileFailed
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.records import Tile
 from sm120kit.sources import fetch
 

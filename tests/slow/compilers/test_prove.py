@@ -21,7 +21,7 @@ from sm120kit import patches
 from sm120kit.core import sandbox
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.records import NumericStatus
 from sm120kit.patches import probes
 from sm120kit.recipes.target import resolve_flashinfer

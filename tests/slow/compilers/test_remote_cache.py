@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from sm120kit.core import process
-from sm120kit.core.state import file_sha256
+from sm120kit.core.digests import file_sha256
 from sm120kit.images.remote_cache import CacheAccess, RegistryCache
 
 pytestmark = pytest.mark.skipif(not shutil.which("docker-registry"), reason="not installed: docker-registry")

@@ -18,7 +18,7 @@ from sm120kit.cli.tiles import numbers
 from sm120kit.core import process, toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tables
 from sm120kit.kernels.records import NumericStatus, TileFacts
 from sm120kit.kernels.tiles import compare, introspect, listing

@@ -19,9 +19,10 @@ from sm12x_lab.gpu_tests.programs import Compiler, EngineTree
 from sm12x_lab.ptx import interposed
 from sm120kit import patches
 from sm120kit.core import toolchain
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Arch
-from sm120kit.core.state import Workspace, data_root
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin import elf, fatbin
 from sm120kit.kernels.records import Tile

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 import tiny_flashinfer
 
-from sm120kit.core.state import file_sha256
+from sm120kit.core.digests import file_sha256
 
 KILLS = int(os.environ.get("SM120KIT_KILLS", "12"))
 SEED = int(os.environ.get("SM120KIT_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import small_flashinfer
 
+from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import RequirementMissing
-from sm120kit.core.state import Workspace, file_sha256
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import assembly, base, context, delivery, rootfs
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout

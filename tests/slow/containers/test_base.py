@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.errors import RequirementMissing
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import base, loader_cache
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases

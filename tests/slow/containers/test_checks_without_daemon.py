@@ -19,7 +19,9 @@ import pytest
 import small_flashinfer
 from small_image import ImageHost, import_base, tampered
 
-from sm120kit.core.state import Workspace, data_root, file_sha256
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import context as contexts
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages

@@ -20,8 +20,9 @@ import pytest
 from small_image import CLOSURE, ROOT, ImageHost
 
 from sm120kit.core import toolchain
+from sm120kit.core.digests import digest_of
+from sm120kit.core.record_files import record_json
 from sm120kit.core.records import Arch
-from sm120kit.core.state import digest_of, record_json
 
 pytestmark = [
     pytest.mark.containers,

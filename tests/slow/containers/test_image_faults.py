@@ -19,7 +19,7 @@ import containers
 import pytest
 from small_image import CLOSURE, ImageHost
 
-from sm120kit.core.state import digest_of
+from sm120kit.core.digests import digest_of
 from sm120kit.images.docker import Daemon
 
 SITE = "opt/venv/lib/python3.11/site-packages"

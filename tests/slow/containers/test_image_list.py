@@ -14,7 +14,8 @@ from typing import Any
 import containers
 import pytest
 
-from sm120kit.core.state import Workspace, write_record
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import Check, CheckResult, VerifiedImage

@@ -24,7 +24,9 @@ from python_base import add_python_image
 from small_assembly import SmallImage
 
 from sm120kit import sources
-from sm120kit.core.state import Workspace, file_sha256, read_record
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.record_files import read_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import assembly, checks, context, existing_base, registry
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.index import read_index

@@ -14,7 +14,7 @@ import pytest
 from b12x_library import ENGINE, Library
 
 from sm12x_lab.ptx import session
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
 from sm120kit.kernels import cubin
 from sm120kit.recipes.schema import B12xTable

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from ptx_epilogue import Epilogue, epilogues
 
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
 from sm120kit.recipes import target as targets
 from sm120kit.sources.context import Options

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.engines import parser
 from sm120kit.sources import wheel_metadata
 from sm120kit.sources.origin import Origin

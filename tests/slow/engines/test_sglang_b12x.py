@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
 from sm120kit.sources.context import Options

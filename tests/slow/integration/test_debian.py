@@ -17,7 +17,7 @@ import pytest
 from debian_archive import Signer, archive, control, member, package
 
 from sm120kit.core import errors
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import bases, lockfile
 from sm120kit.sources import Origin, debian
 from sm120kit.sources.records import DebianArchives, DebianPackage
@@ -285,7 +285,7 @@ def test_no_root_is_needed(mirror: Path, signer: Signer, request: pytest.Fixture
         path.chmod(0o755)
     os.chown(state, 65534, 65534)
     program = (
-        "import sys; from pathlib import Path; from sm120kit.core.state import Workspace;"
+        "import sys; from pathlib import Path; from sm120kit.core.workspace import Workspace;"
         "from sm120kit.sources import Origin, debian;"
         "from sm120kit.sources.records import DebianArchives as A; w = Workspace.open(Path(sys.argv[1]));"
         "o = Origin(debian=A((sys.argv[2],), Path(sys.argv[3])));"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.errors import RequirementMissing
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images.base import DebianSystem
 from sm120kit.images.loader_cache import loader_cache
 from sm120kit.images.oci import Layout

@@ -19,8 +19,9 @@ from registry_server import RegistryServer, registry_server
 from small_assembly import SmallImage
 
 from sm120kit import recipes
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
-from sm120kit.core.state import Workspace, data_root
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import delivery, existing_base, loading
 from sm120kit.images.delivery import ImageRequest
 from sm120kit.images.distribution import RegistryClient

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from sm120kit import patches
-from sm120kit.core.state import write_record
+from sm120kit.core.record_files import write_record
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.records import Checkout, GitPin
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from sm120kit import patches
 from sm120kit.patches.records import PatchedTree
-from sm120kit.core.state import read_record
+from sm120kit.core.record_files import read_record
 patches.materialise(read_record(PatchedTree, Path(sys.argv[1])), Path(sys.argv[2]))
 """
 

@@ -16,7 +16,7 @@ import pytest
 from cpu_server import MODEL, QUIET, command, free_port, server_environment, tiny_model
 
 from sm120kit import recipes, serving
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images.published import Source
 from sm120kit.images.records import Image, VerifiedImage
 from sm120kit.recipes import configurations

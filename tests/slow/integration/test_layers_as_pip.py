@@ -14,7 +14,9 @@ import pytest
 from small_engine import make_wheel
 
 from sm120kit import sources
-from sm120kit.core.state import Workspace, data_root, file_sha256
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import assembly, context, wheels
 from sm120kit.images.bytecode import compiler
 from sm120kit.images.layers import LayerWriter

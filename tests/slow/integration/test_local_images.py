@@ -20,7 +20,7 @@ import pytest
 import zstandard
 
 from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, RequirementMissing
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import local
 from sm120kit.images.local import LocalImages
 from sm120kit.images.oci import LAYER
@@ -157,7 +157,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 import json, layers
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 from sm120kit.images.local import LocalImages
 store = LocalImages(Workspace.open(Path(sys.argv[1])))
 image = store.find(layers.small_image(store.layout).digest)
@@ -242,7 +242,7 @@ def test_program_ends_with_the_command_that_runs_it(store: LocalImages) -> None:
     image = store.find(layers.small_image(store.layout).digest)
     seconds = f"300.{os.getpid()}"
     program = (
-        "import sys; from pathlib import Path; from sm120kit.core.state import Workspace;"
+        "import sys; from pathlib import Path; from sm120kit.core.workspace import Workspace;"
         "from sm120kit.images.local import LocalImages;"
         "LocalImages(Workspace.open(Path(sys.argv[1]))).run(sys.argv[2], ['sleep', sys.argv[3]], {})"
     )

@@ -405,7 +405,7 @@ def test_find_links_add_to_an_index(site: Site) -> None:
 def test_locked_wheels_are_fetched_once_and_verified(locked: Site) -> None:
     from sm120kit import sources
     from sm120kit.core.errors import NotTrusted, OfflineMiss
-    from sm120kit.core.state import Workspace
+    from sm120kit.core.workspace import Workspace
     from sm120kit.recipes import lockfile
 
     (closure,) = lockfile.read(locked.lock).closures

@@ -50,8 +50,9 @@ from sm120kit.bench import dataset, metrics, published, receipt, sse, workload
 from sm120kit.cli import config_file
 from sm120kit.core import retry
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.core.state import Workspace, read_record, record_json
+from sm120kit.core.record_files import read_record, record_json
 from sm120kit.core.urls import Endpoint, redacted
+from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import log_rules
 from sm120kit.images import base, dockerfile, index, remote_cache, rootfs, wheels
 from sm120kit.images.bytecode import ImagePython

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from sm120kit.core.errors import AlreadyExists, NotAttested, NotTrusted, NotVerified
-from sm120kit.core.state import Workspace, write_record
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import Check, CheckResult, ImageContext, VerifiedImage, image_name

@@ -27,7 +27,8 @@ from model_hub import ModelHub, model_hub
 
 from sm120kit.bench import circumstances
 from sm120kit.core.errors import BadInput
-from sm120kit.core.state import Workspace, write_record
+from sm120kit.core.record_files import write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import Check, CheckResult, VerifiedImage

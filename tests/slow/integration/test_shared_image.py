@@ -10,7 +10,8 @@ import layout_images
 import pytest
 
 from sm120kit.core import process
-from sm120kit.core.state import Workspace, read_record
+from sm120kit.core.record_files import read_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, delivery, shared_images
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import VerifiedImage

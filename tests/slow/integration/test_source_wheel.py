@@ -116,7 +116,7 @@ from sm120kit.core.errors import Sm120kitError
 from sm120kit.recipes.target import resolve
 from sm120kit.sources import Origin
 from sm120kit.sources.context import Options
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 options = Options(Workspace.open(), Origin(sys.argv[1]), jobs=1, memory_bytes=int(sys.argv[2]))
 target = resolve("vllm-9.0", options)
 try:
@@ -136,7 +136,7 @@ from sm120kit.core.errors import Sm120kitError
 from sm120kit.wheels.records import BuildRequest, Stage
 from sm120kit.sources import Origin
 from sm120kit.sources.context import Options
-from sm120kit.core.state import Workspace
+from sm120kit.core.workspace import Workspace
 options = Options(Workspace.open(), Origin(sys.argv[1]))
 target = resolve("vllm-9.0", options)
 planned = image_wheels.build(target, BuildRequest(stage=Stage.PATCH))

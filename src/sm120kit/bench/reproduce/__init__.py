@@ -23,8 +23,8 @@ from sm120kit.bench.reproduce.judging import (
 )
 from sm120kit.bench.result_file import Machine, Result
 from sm120kit.bench.workload import Case, NamedWorkload
+from sm120kit.core.disk import require_writable
 from sm120kit.core.errors import SystemRefused
-from sm120kit.core.state import require_writable
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import Finding
 from sm120kit.hosts.facts import probe

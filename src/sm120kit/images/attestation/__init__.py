@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotAttested
 from sm120kit.core.outside import read_input
-from sm120kit.core.state import digest_of, write_atomic
 from sm120kit.images.attestation import identity, provenance, sbom, signature
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.attestation.origins import PackageOrigin

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm120kit import __version__
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotAttested
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import digest_of, record_json
+from sm120kit.core.record_files import record_json
 from sm120kit.images.attestation import purls
 from sm120kit.images.records import ImageContext, PublishedImage
 

@@ -11,7 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sm120kit import __version__
-from sm120kit.core.state import data_root, digest_of, record_json
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.digests import digest_of
+from sm120kit.core.record_files import record_json
 from sm120kit.images.attestation import purls
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin

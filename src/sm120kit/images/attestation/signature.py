@@ -13,7 +13,7 @@ from typing import Any
 
 from sm120kit.core.errors import BadInput, NotAttested, RequirementMissing
 from sm120kit.core.outside import parse_json, read_input
-from sm120kit.core.state import record_json
+from sm120kit.core.record_files import record_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 

@@ -18,9 +18,11 @@ from typing import Any
 
 from sm120kit import engines
 from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import BadInput, BadRecord, NotAttested, NotFound, NotVerified
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import Workspace, digest_of, file_sha256, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
 from sm120kit.images.context import built_locally, context_of
 from sm120kit.images.records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage

@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import max_unpacked_bytes
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import parse_json
-from sm120kit.core.state import disk_errors, file_sha256
 from sm120kit.images.distribution.compression import CompressedLayers, decompressed, is_recorded, note_pulled
 from sm120kit.images.distribution.credentials import DOCKER_HUB
 from sm120kit.images.distribution.session import Reply, Request, Session

@@ -19,8 +19,11 @@ from typing import Any
 import zstandard
 
 from sm120kit.core.archives import ChunkReader
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import Mismatch, NotTrusted, RegistryFailed
-from sm120kit.core.state import disk_errors, file_sha256, owned_directory, read_record, write_record
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.temporary import owned_directory
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 from sm120kit.images.records import Compression
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
-from sm120kit.core.state import digest_of, read_record, write_record
 from sm120kit.kernels.records import TileFacts
 from sm120kit.kernels.tiles import introspect, listing
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import max_parallel, ran_out_of_memory
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
-from sm120kit.core.state import digest_of, file_sha256, owned_directory, read_record, write_record
+from sm120kit.core.temporary import owned_directory
 from sm120kit.core.toolchain import PLACEHOLDERS
 from sm120kit.kernels.records import Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics

@@ -7,8 +7,8 @@ from functools import cache
 
 from packaging.version import Version
 
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput
-from sm120kit.core.state import digest_of
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import FlashInferRecipe, Recipe
 from sm120kit.recipes.records import Closure, Lock, LockedFile, LockedSource, Replaced

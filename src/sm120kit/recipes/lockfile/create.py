@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from sm120kit import recipes, sources
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.data_roots import require_not_installed
 from sm120kit.core.errors import Mismatch, ResolutionFailed
-from sm120kit.core.state import require_not_installed, write_atomic
 from sm120kit.recipes.lockfile.contents import FLASHINFER, constraints, make_closure, reusable_closure, root_requirements
 from sm120kit.recipes.lockfile.read import read, text
 from sm120kit.recipes.lockfile.verify import current_lock

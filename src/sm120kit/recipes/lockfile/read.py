@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from sm120kit.core.errors import Mismatch
-from sm120kit.core.state import record_json
+from sm120kit.core.record_files import record_json
 from sm120kit.recipes.records import Closure, Lock
 
 

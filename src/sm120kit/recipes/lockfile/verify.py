@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, Mismatch
-from sm120kit.core.state import digest_of
 from sm120kit.recipes import bases
 from sm120kit.recipes.lockfile.contents import assemble, require_patched
 from sm120kit.recipes.lockfile.read import read_with_build_id

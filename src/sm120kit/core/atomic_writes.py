@@ -1,0 +1,83 @@
+"""Writes after which a file is old or new, never half."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from sm120kit.core.data_roots import require_not_installed
+from sm120kit.core.disk import disk_errors
+from sm120kit.core.errors import SystemRefused
+
+
+def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Replace a file atomically. A device or pipe such as ``/dev/null`` is written to, not replaced by a file."""
+    require_not_installed(path)
+    with disk_errors(path):
+        if path.is_dir():
+            raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
+        if path.exists() and not path.is_file():
+            with path.open("wb", buffering=0) as device:
+                device.write(content)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            temporary.chmod(mode)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_together(files: Mapping[Path, bytes | None]) -> None:
+    """Replace several files, or remove those whose content is None: all of them, or none if an error occurs.
+
+    All contents are on disk before the first rename. Each file is complete at any time; a process that is killed between
+    two renames leaves some files old and some new.
+    """
+    for path in files:
+        require_not_installed(path)
+    staged: dict[Path, tuple[Path | None, Path | None]] = {}
+    replaced: list[Path] = []
+    temporary: list[Path] = []
+
+    def stage(path: Path, content: bytes) -> Path:
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
+            temporary.append(Path(name))
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            Path(name).chmod(0o644)
+        return Path(name)
+
+    try:
+        for path, content in files.items():
+            before = stage(path, path.read_bytes()) if path.exists() else None
+            staged[path] = (before, None if content is None else stage(path, content))
+        for path, (_, after) in staged.items():
+            with disk_errors(path):
+                replaced.append(path)
+                if after:
+                    after.replace(path)
+                else:
+                    path.unlink(missing_ok=True)
+    except BaseException:
+        for path in reversed(replaced):
+            before = staged[path][0]
+            with suppress(OSError):  # restore the rest
+                if before:
+                    before.replace(path)
+                else:
+                    path.unlink(missing_ok=True)
+        raise
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""Exclusion of other processes, by locks that the kernel releases."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sm120kit.core import reporting
+from sm120kit.core.disk import disk_errors
+from sm120kit.core.users import user_label
+
+_HOST_LOCK = Path("/run")
+"""A directory of root on every Linux (FHS 3.0, 3.15)."""
+
+
+@contextmanager
+def exclusive(path: Path, name: str, stop: threading.Event | None = None) -> Iterator[None]:
+    """Exclude other processes from work on ``name`` with a lock on ``path``; a process that must wait reports it.
+
+    The kernel releases the lock when the process ends.
+
+    Raises:
+        Stopped: another thread set ``stop`` while this thread waited.
+    """
+    from filelock import FileLock, Timeout
+
+    from sm120kit.core.process import Stopped
+
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        reporting.info(f"waiting for another sm120kit that works on {name} ({path})")
+        with reporting.working():
+            while not lock.is_locked:
+                if stop is not None and stop.is_set():
+                    raise Stopped from None
+                with suppress(Timeout):
+                    lock.acquire(timeout=1)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def host_exclusive(name: str, patience_seconds: float = 120) -> Iterator[None]:
+    """Exclude other processes of this host, of any user and state directory, from work on ``name``.
+
+    The lock is a flock(2) on a directory of root that every user can read: nobody can remove or replace it, and the kernel
+    releases it when the process ends. Every user can hold it, so it is not waited for without end: after
+    ``patience_seconds`` its holder is reported, and the block runs.
+    """
+    lock = os.open(_HOST_LOCK, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline, reported = time.monotonic() + patience_seconds, False
+        while not _locked(lock):
+            if time.monotonic() > deadline:
+                held = f"{holders(lock)} has kept others from {name} for {patience_seconds:.0f} s"
+                reporting.warn(f"{held}: going on without exclusion; if it hangs, end it")
+                break
+            if not reported:
+                reporting.info(f"waiting for another sm120kit that works on {name}: {holders(lock)}")
+            reported = True
+            time.sleep(0.2)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _locked(file: int) -> bool:
+    """Try to lock a file for this process alone. A file system without locks excludes nobody."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def holders(file: int) -> str:
+    """The other processes that have a flock on a file, from /proc/locks, with the users that they belong to."""
+    status = os.fstat(file)
+    node = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    lines = []
+    with suppress(OSError):
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    shown = []
+    for process in sorted({int(line[4]) for line in lines if line[1] == "FLOCK" and line[5] == node} - {os.getpid()}):
+        with suppress(OSError):
+            shown.append(f"process {process} of {user_label(Path(f'/proc/{process}').stat().st_uid)}")
+    return ", ".join(shown) or "another process"

@@ -1,0 +1,54 @@
+"""Records as JSON files."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.errors import BadRecord
+from sm120kit.core.outside import read_input
+from sm120kit.core.records import json_text
+from sm120kit.core.secrets import masked_json
+
+T = TypeVar("T")
+
+
+def record_json(record: object) -> str:
+    """A record in its form on disk: sorted, indented, with a trailing newline."""
+    return json_text(record, sort_keys=True) + "\n"
+
+
+def write_record(path: Path, record: object) -> None:
+    """Write a record atomically, without secrets."""
+    write_atomic(path, masked_json(record_json(record)).encode())
+
+
+def read_record(kind: type[T], path: Path, name: str = "") -> T:
+    """Read a record as its dataclass. Errors call it ``name`` instead of the name of the class.
+
+    Raises:
+        BadRecord: it is damaged, or was written by another version.
+        OSError: it cannot be read.
+    """
+    from pydantic import ValidationError
+
+    try:
+        record: T = _adapter(kind).validate_json(read_input(path))  # type: ignore[arg-type]  # a class is hashable
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise BadRecord(
+            f"{path} is not {name or f'a {kind.__name__} record'}: {key}{': ' * bool(key)}{first['msg']}",
+            "it is damaged or of another version: remove it, and the work that it records is done again",
+        ) from error
+    return record
+
+
+@functools.cache
+def _adapter(kind: type) -> Any:
+    """The validator of a record; it takes longer to make than to use."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
