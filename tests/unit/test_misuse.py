@@ -23,7 +23,7 @@ from sm120kit.cli.tree import Branch
 from sm120kit.core import errors
 from sm120kit.core.console import printable
 from sm120kit.core.data_roots import data_root
-from sm120kit.core.workspace import Workspace
+from sm120kit.core.workspace import MARKER, Workspace
 from sm120kit.patches import checkout
 
 REAL = subprocess.Popen
@@ -307,7 +307,7 @@ IN_ENVIRONMENT = [
 @pytest.mark.parametrize("command", ["build flashinfer --offline", "patch status --offline", "pull vllm --index log.txt"])
 def test_state_directory_unwritable(command: str, state: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120KIT_STATE", state)
-    refused(run(*command.split()), Path(state).name, codes={42})
+    refused(run(*command.split()), Path(state).name, codes={21 if state == "/proc" else 42})
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
@@ -388,6 +388,7 @@ def test_damaged_state_record(kind: str, run: Run, tmp_path: Path) -> None:
     record = checkout.record_path(recipe.pin, recipe.inside, Workspace(tmp_path / "state"), checkout.series_files())
     record.parent.mkdir(parents=True, mode=0o700)
     (tmp_path / "state").chmod(0o700)
+    (tmp_path / "state" / MARKER).touch()
     record.write_bytes(CONTENTS[kind])
     refused(run("build", "flashinfer", "--offline", "--to", "patch"), record.name, codes={11})
 
@@ -420,7 +421,7 @@ def test_damaged_data_file(
 # ---- single cases
 
 CASES = {
-    f"reproduce {CONFIG} --receipt /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
+    f"reproduce {CONFIG} --result /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
     f"bench run {NOWHERE} --dataset /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
     f"bench run {NOWHERE} --api-key @/dev/zero": (2, "cannot read /dev/zero: it has more than 64 MiB"),
     f"bench run {NOWHERE} --cert /dev/zero": (2, "cannot read /dev/zero: is a device"),
