@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 from patch_series import BASE, BUILDER, KERNEL, LAUNCHER, TRAILERS, PatchDirectory, changed, git_in, patch_text
-from small_engine import ENGINE, KERNELS, make_sdist
+from small_engine import ENGINE, KERNELS, make_sdist, make_wheel
 from typer.testing import CliRunner, Result
 
 from sm120kit.cli import app
-from sm120kit.core.errors import Mismatch, NotFound, PatchConflict
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, PatchConflict, Sm120kitError
+from sm120kit.recipes import lockfile
+from sm120kit.recipes.records import Lock
+from sm120kit.sources.records import LockedWheel
 
 CUTLASS = '[sources.cutlass]\ninside = "flashinfer"\npath = "3rdparty/cutlass"\nversion = "4.2.1"\n'
 FROM_SOURCE = """
@@ -35,8 +39,8 @@ def engine_files(engine: str) -> dict[str, str]:
 class Site:
     """A data directory with recipes, and a mirror with their sources.
 
-    ``flashinfer-1.0`` has a source with CUTLASS in it, ``flashinfer-1.1`` one without. ``vllm-9.0`` and ``sglang-9.0`` have a
-    source of the engine, ``vllm-8.0`` has none. The series have two patches of vLLM, and one each of CUTLASS and FlashInfer.
+    ``flashinfer-1.0`` has a source with CUTLASS in it, ``flashinfer-1.1`` one without. ``vllm-9.0`` and ``sglang-9.0`` have an
+    sdist of the engine, ``vllm-8.0`` is not locked. The series have two patches of vLLM, one of CUTLASS, one of FlashInfer.
     """
 
     def __init__(self, root: Path) -> None:
@@ -59,6 +63,14 @@ class Site:
         files = engine_files("vllm")
         self.put("python", files, "vllm/layers.py", 3, "vllm ==9.0")
         self.put("build", {**files, "vllm/layers.py": changed(KERNEL, 3, "3\n")}, BUILD, 20, "vllm ==9.0")
+
+    def lock(self, name: str, *wheels: str) -> None:
+        """Write the lockfile of an engine's recipe with these wheels of the mirror."""
+        paths = [next(self.mirror.glob(f"{wheel}-*.whl")) for wheel in wheels]
+        locked = tuple(LockedWheel(*path.name.split("-")[:2], path.name, file_sha256(path)) for path in paths)
+        closure = lockfile.make_closure("manylinux_2_35_x86_64", "3.12", locked, replaced=False)
+        text = lockfile.text(Lock(lockfile.FORMAT, {}, (), (), (), (closure,)))
+        (self.recipes / f"{name}.lock.json").write_text(text)
 
     def recipe(self, name: str, text: str) -> None:
         (self.recipes / f"{name}.toml").write_text(text)
@@ -112,7 +124,7 @@ def test_status_lists_every_recipe_with_a_source(site: Site, run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "check", "apply", "edit", "export", "new", "import"])
-def test_engine_without_source_is_refused(command: str, site: Site, run: Run, tmp_path: Path) -> None:
+def test_engine_that_is_not_locked_is_refused(command: str, site: Site, run: Run, tmp_path: Path) -> None:
     """Before anything is fetched or written, whatever other recipes the command was given."""
     words: dict[str, list[Any]] = {
         "status": ["flashinfer-1.0", "vllm-8.0"],
@@ -124,14 +136,65 @@ def test_engine_without_source_is_refused(command: str, site: Site, run: Run, tm
     unformed = site.patches.root / "cutlass/builder.patch"
     unformed.write_bytes(unformed.read_bytes().replace(b"From 0000", b"From 1111"))
     before = unformed.read_bytes()
-    with pytest.raises(NotFound, match=r"vllm-8\.0 takes vllm from its official wheel: it has no source") as error:
+    with pytest.raises(Mismatch, match=r"vllm-8\.0 is not locked") as error:
         run(command, *words.get(command, ["vllm-8.0", "--into", tmp_path / "out"]))
-    assert (
-        error.value.hint == "name flashinfer-1.0, the FlashInfer recipe that it uses; recipes of vllm with a source: vllm-9.0"
-    )
+    assert "sm120kit recipe lock vllm-8.0" in error.value.hint
     assert unformed.read_bytes() == before
     assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "state").glob("checkouts/*"))
+
+
+@pytest.fixture
+def locked(site: Site) -> str:
+    """The recipe of an engine whose source is its locked wheel, with a locked b12x."""
+    files = {"vllm/layers.py": KERNEL.encode(), "vllm/_C.abi3.so": bytes(5 * 2**20)}
+    make_wheel(site.mirror, "vllm", "7.0", "cp38-abi3-linux_x86_64", files=files)
+    make_wheel(site.mirror, "b12x", "1.0", files={"b12x/moe.py": KERNEL.encode()})
+    site.recipe("vllm-7.0", ENGINE.replace("9.0", "7.0"))
+    site.lock("vllm-7.0", "vllm", "b12x")
+    return "vllm-7.0"
+
+
+@pytest.mark.parametrize(("project", "path"), [("vllm", "vllm/layers.py"), ("b12x", "b12x/moe.py")])
+def test_locked_wheel_is_the_source_of_its_series(
+    project: str, path: str, locked: str, site: Site, run: Run, tmp_path: Path
+) -> None:
+    """Of the engine, and of another locked wheel whose project has a series."""
+    site.put("elsewhere", {"b12x/moe.py": KERNEL}, "b12x/moe.py", 3, "b12x ==9.0")
+    clone, message = tmp_path / "clone", tmp_path / "message"
+    run("edit", locked, "--into", clone, "--project", project)
+    assert not (clone / "vllm/_C.abi3.so").exists(), "libraries are no source"
+    version = {"vllm": "7.0", "b12x": "1.0"}[project]
+    message.write_text(run("new", f"{project}/mine", "--recipe", locked).stdout)
+    assert f"Applies-To: {project} =={version}\n" in message.read_text()
+    body = TRAILERS.format(project=project, versions=f"=={version}")
+    commit(clone, path, changed(KERNEL, 25, "mine\n"), f"layers: mine\n\nBecause.\n\n{body}")
+    exported = run("export", locked, "--from", clone, "--project", project).stdout
+    assert f"{project}/layers-mine.patch" in exported
+    run("apply", locked, "--into", tmp_path / "out", "--project", project)
+    assert "mine\n" in (tmp_path / "out" / path).read_text()
+    assert (locked, f"{project}/layers-mine", "applies") in states(run("status", locked, "--json"))
+    assert json.loads(run("prove", f"{project}/layers-mine", "--recipe", locked, "--json").stdout)["files"] == [path]
+
+
+def test_wheel_without_a_patch_for_its_version_is_not_fetched(locked: str, site: Site, run: Run, tmp_path: Path) -> None:
+    (site.mirror / "vllm-7.0-cp38-abi3-linux_x86_64.whl").unlink()
+    assert {(name, state) for name, _, state in states(run("status", locked, "--json"))} == {(locked, "not for this version")}
+    assert not list((tmp_path / "state").glob("checkouts/*"))
+    site.put("seven", {"vllm/layers.py": KERNEL}, "vllm/layers.py", 7, "vllm ==7.0")
+    with pytest.raises(Sm120kitError, match=r"vllm 7\.0"):
+        run("status", locked)
+
+
+def test_import_into_a_wheel_refuses_native_files(locked: str, site: Site, run: Run, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.diff"
+    theirs.write_bytes(site.patches.edit("csrc/a.cu", 5, "five\n", {"csrc/a.cu": KERNEL}, ""))
+    with pytest.raises(BadInput, match=r"csrc/a\.cu"):
+        run("import", theirs, "--recipe", locked)
+    theirs.write_bytes(site.patches.edit("vllm/layers.py", 5, "five\n", {"vllm/layers.py": KERNEL}, ""))
+    run("import", theirs, "--recipe", locked)
+    text = (site.patches.root / "vllm/theirs.patch").read_text()
+    assert "Applies-To: vllm ==7.0\n" in text
 
 
 def test_check_applies_the_series_of_an_engine(site: Site, run: Run) -> None:
@@ -255,7 +318,7 @@ def test_prove_names_the_recipes_with_a_source(site: Site, run: Run) -> None:
     with pytest.raises(PatchConflict, match=r"vllm/old is for vllm ==8\.0, which no recipe with a source has") as error:
         run("prove", "vllm/old")
     assert error.value.hint == "recipes with a source: flashinfer-1.0, flashinfer-1.1, sglang-9.0, vllm-9.0"
-    with pytest.raises(NotFound, match=r"vllm-8\.0 takes vllm from its official wheel"):
+    with pytest.raises(Mismatch, match=r"vllm-8\.0 is not locked"):
         run("prove", "vllm/old", "--recipe", "vllm-8.0")
     with pytest.raises(PatchConflict, match=r"vllm/build is for vllm; flashinfer-1\.0 has cutlass, flashinfer"):
         run("prove", "vllm/build", "--recipe", "flashinfer-1.0")

@@ -168,7 +168,8 @@ def test_tiles_of_engines_without_sources_or_with_another_cutlass_are_refused(tm
     target = resolve("vllm-0.20.0", options)
     assert isinstance(target, EngineTarget) and tables.require_tiles(target) is target
     binary = tables.require_tiles(resolve("vllm-0.19.1", options))  # its kernels are official binaries, but it has their source
-    assert isinstance(binary, EngineTarget) and binary.kernel_source and binary.source is None
+    assert isinstance(binary, EngineTarget) and binary.kernel_source
+    assert binary.engine_tree is None, "its wheel stays as it is"
     assert (binary.kernel_source.pin.version, binary.kernel_source.projects[1:]) == ("0.19.1", [])
     other = replace(target, flashinfer=resolve_flashinfer("flashinfer-0.6.6", options))
     with pytest.raises(BadInput, match=r"vllm-0.20.0 requires cutlass 4.4.2; .* carries 4.2.1"):

@@ -222,7 +222,7 @@ SourceRecipeName = Annotated[
     typer.Argument(
         metavar="RECIPE",
         autocompletion=recipe_names,
-        help="A FlashInfer recipe, or a recipe of an engine with a source of its own, such as vllm@0.20.0; or its file.",
+        help="A recipe of an engine, such as vllm@0.33.0, or of FlashInfer; or its file.",
     ),
 ]
 

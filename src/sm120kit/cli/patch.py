@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, State, patches_root, recipe_names
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from sm120kit.patches.records import PatchStatus
-    from sm120kit.recipes.target import PatchSource
-
-
-def _status(source: PatchSource) -> tuple[PatchStatus, ...]:
-    from sm120kit import patches
-
-    return patches.status(source.checkout, source.inside, patches_root())
 
 
 def list_(json: Json = False) -> None:
@@ -60,7 +50,7 @@ def status(
     from sm120kit.recipes.target import resolve_sources
 
     resolved = resolve_sources(names or (), sources.run_options())
-    states = [(source.recipe, state) for source in resolved for state in _status(source)]
+    states = [(source.recipe, state) for source in resolved for state in source.statuses]
     if json:
         console.json_data([{"recipe": name, **asdict(state)} for name, state in states])
         return
@@ -98,7 +88,7 @@ def check(
     source = resolve_source(recipe, sources.run_options()) if recipe else None
     wrote = patches.fix(root) if fix else []
     problems = patches.lint(root)
-    states = _status(source) if source and not problems else ()
+    states = source.statuses if source and not problems else ()
     unfit = [status for status in states if status.state in (PatchState.CONFLICTS, PatchState.ALREADY_UPSTREAM)]
     if json:
         console.json_data({"wrote": wrote, "problems": [asdict(p) for p in problems], "unfit": [asdict(s) for s in unfit]})
@@ -182,16 +172,17 @@ def export(
     to cutlass_overrides. If the series changed since, both are merged patch by patch. Nothing is written if they changed the
     same patch, or if the directory was made from another recipe.
     """
-    from sm120kit import patches, recipes
+    from sm120kit import patches
     from sm120kit.core.data_roots import writable_data_root
     from sm120kit.core.workspace import Workspace
     from sm120kit.patches.checkout import PATCHES
-    from sm120kit.recipes.target import argument
+    from sm120kit.recipes.target import resolve_source
+    from sm120kit.sources.context import Options
 
-    path, loaded = recipes.load_with_path(recipe)
-    pin, inside = recipes.pinned_source(loaded, project)
-    root, key = writable_data_root() / PATCHES, Workspace.open(state).key()
-    changed = patches.export_edits(from_, argument(path), pin, inside, root, key, overwrite or ())
+    workspace = Workspace.open(state)
+    source = resolve_source(recipe, Options(workspace), project)
+    root, key = writable_data_root() / PATCHES, workspace.key()
+    changed = patches.export_edits(from_, source.recipe, source.pin, source.inside, root, key, overwrite or ())
     if json:
         console.json_data([str(path) for path in changed])
         return

@@ -58,12 +58,14 @@ def new(
     commit -a --edit -F message. `sm120kit patch export` writes the patch file, and `sm120kit patch check` reports what is
     not filled in.
     """
-    from sm120kit import patches, recipes
+    from sm120kit import patches
+    from sm120kit.core.workspace import Workspace
+    from sm120kit.recipes.target import require_source, resolve
+    from sm120kit.sources.context import Options
 
-    loaded = recipes.load(recipe)
-    packages = {each.pin.project for each in loaded.patched}
-    project = patch.partition("/")[0]
-    projects = patches.projects_in_tree(*recipes.pinned_source(loaded, project if project in packages else ""))
+    target = resolve(recipe, Options(Workspace.at(None)))
+    require_source(target)
+    projects = [project for source in target.sources for project in source.projects]
     console.data(patches.new_message(patch, projects, patches_root()).rstrip("\n"))
 
 
@@ -211,12 +213,11 @@ def _sources_for(patch: Patch, options: Options) -> list[PatchSource]:
 
 def _states(patch: Patch, options: Options) -> list[tuple[str, PatchStatus]]:
     """The state of a patch on the version of each recipe that it is for."""
-    from sm120kit import patches
 
     return [
         (source.recipe, status)
         for source in _sources_for(patch, options)
-        for status in patches.status(source.checkout, source.inside, patches_root())
+        for status in source.statuses
         if f"{status.project}/{status.slug}" == patch.name
     ]
 

@@ -12,7 +12,9 @@ from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.patches.apply import apply
+from sm120kit.patches.format import Patch
 from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.context import Options
 from sm120kit.sources.records import Pin, VendoredProject
 
@@ -28,6 +30,16 @@ def series_files() -> dict[str, str]:
     root = data_root()
     files = [path for name in (PATCHES, OVERRIDES) for path in sorted((root / name).rglob("*")) if path.is_file()]
     return {str(path.relative_to(root)): file_sha256(path) for path in files}
+
+
+def has_series(project: str) -> bool:
+    """Whether a project has a patch series."""
+    return (data_root() / PATCHES / project / "series").is_file()
+
+
+def series_of(pin: Pin, inside: tuple[VendoredProject, ...]) -> list[Patch]:
+    """The patches of every project in a source. See :func:`sm120kit.patches.series.load` for errors."""
+    return load_for_tree(pin, inside, data_root() / PATCHES)
 
 
 def fetch_patched(pin: Pin, inside: tuple[VendoredProject, ...], options: Options, files: Mapping[str, str]) -> PatchedTree:

@@ -67,6 +67,15 @@ def status(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path) 
     return tuple(step.status for step in complete_steps(steps(checkout, inside, patches, checkout.tree)))
 
 
+def status_without_source(patch: Patch, version: str) -> PatchStatus:
+    """The status of a patch that is not for ``version`` of its project."""
+    return PatchStatus(patch.project, patch.slug, version, PatchState.NOT_FOR_THIS_VERSION, _not_for(patch))
+
+
+def _not_for(patch: Patch) -> str:
+    return f"it is for {patch.trailer('Applies-To')}"
+
+
 def steps(checkout: Checkout, inside: tuple[VendoredProject, ...], patches: Sequence[Patch], tree: str) -> Iterator[Step]:
     """Try patches in order, each on ``tree`` with the patches before it that apply.
 
@@ -115,7 +124,7 @@ def _try_patch(
 ) -> tuple[PatchState, str, tuple[HunkConflict, ...]]:
     """Apply a patch to an index if it applies; its state, the detail of it, and conflicts."""
     if not patch.is_for(project.version):
-        return PatchState.NOT_FOR_THIS_VERSION, f"it is for {patch.trailer('Applies-To')}", ()
+        return PatchState.NOT_FOR_THIS_VERSION, _not_for(patch), ()
     fit = fit_patch(index, patch, project)
     if fit.state is PatchState.APPLIES:
         apply_fitting(index, patch, project)

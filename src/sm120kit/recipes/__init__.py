@@ -28,7 +28,6 @@ from sm120kit.recipes.schema import (
     kind_of,
     known_engines,
 )
-from sm120kit.sources.records import Pin, VendoredProject
 
 __all__ = [
     "DEFAULT_RECIPES",
@@ -54,7 +53,6 @@ __all__ = [
     "lock_path",
     "names",
     "parse_arch",
-    "pinned_source",
     "read",
 ]
 
@@ -171,28 +169,6 @@ def load_flashinfer(name: str) -> FlashInferRecipe:
         NotFound: also for the recipe of an engine; the hint names the FlashInfer recipe that it uses.
     """
     return load(name).require_kernels()
-
-
-def pinned_source(recipe: Recipe, project: str = "") -> tuple[Pin, tuple[VendoredProject, ...]]:
-    """The source of a recipe that contains ``project``, and the projects inside it: by default the first, an engine's own.
-
-    Raises:
-        NotFound: the recipe of an engine has no source; the hint names the FlashInfer recipe that it uses. Or none of its
-            sources contains the project.
-    """
-    projects = {pin: [*(part.project for part in inside), pin.project] for pin, inside in recipe.pins}
-    for pin, inside in recipe.pins:
-        if not project or project in projects[pin]:
-            return pin, inside
-    if projects:
-        every = ", ".join(name for listed in projects.values() for name in listed)
-        raise NotFound(f"{recipe.name} has no source of {project}", f"it has sources of {every}")
-    of_engine = [name for name in names(EngineRecipe) if name.startswith(f"{recipe.engine}-") and load(name).pin]
-    others = f"; recipes of {recipe.engine} with a source: {', '.join(of_engine)}" if of_engine else ""
-    raise NotFound(
-        f"{recipe.name} takes {recipe.engine} from its official wheel: it has no source with a patch series",
-        f"name {recipe.flashinfer}, the FlashInfer recipe that it uses{others}",
-    )
 
 
 def load_engine(name: str) -> EngineRecipe:

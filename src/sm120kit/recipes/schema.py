@@ -376,11 +376,6 @@ class FlashInferRecipe(Strict):
         """The sources, in prose."""
         return ", ".join(f"{project} {source.version}" for project, source in self.sources.items())
 
-    @property
-    def pins(self) -> tuple[tuple[Pin, tuple[VendoredProject, ...]], ...]:
-        """The sources with patch series that are fetched, each with the projects inside it."""
-        return ((self.pin, self.inside),)
-
     def require_kernels(self) -> FlashInferRecipe:
         """This recipe, as :meth:`EngineRecipe.require_kernels` has none."""
         return self
@@ -527,12 +522,6 @@ class EngineRecipe(Strict):
     def made_from(self) -> str:
         """The FlashInfer recipe and its kernel group, in prose."""
         return f"{self.flashinfer} ({self.kernels})"
-
-    @property
-    def pins(self) -> tuple[tuple[Pin, tuple[VendoredProject, ...]], ...]:
-        """The sources with patch series that are fetched, the engine's own first, each with the projects inside it."""
-        own = ((self.pin, self.inside),) if self.pin else ()
-        return (*own, *((patched.pin, ()) for patched in self.patched))
 
     def require_kernels(self) -> FlashInferRecipe:
         """Require a FlashInfer recipe.

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit import recipes, sources
-from sm120kit.patches.checkout import OVERRIDES, fetch_patched, series_files
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.errors import Mismatch, NotFound
+from sm120kit.patches.checkout import OVERRIDES, PATCHES, fetch_patched, has_series, series_files, series_of
+from sm120kit.patches.drift import status, status_without_source
 from sm120kit.patches.format import Patch
-from sm120kit.patches.records import PatchedTree, TreeProject, projects_in_tree
+from sm120kit.patches.records import PatchedTree, PatchStatus, TreeProject, projects_in_tree
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Closure, Lock, LockedFile
 from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
 from sm120kit.sources.context import Options
-from sm120kit.sources.records import Checkout, Pin, VendoredProject
+from sm120kit.sources.records import Checkout, LockedWheel, Pin, VendoredProject, WheelPin
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,19 @@ class PatchSource:
     def has_version_of(self, patch: Patch) -> bool:
         """Whether a patch is for the version of a project of the source."""
         return any(part.project == patch.project and patch.is_for(part.version) for part in self.projects)
+
+    @cached_property
+    def is_patched(self) -> bool:
+        """Whether a patch of its series is for its version. Nothing is fetched."""
+        return any(map(self.has_version_of, series_of(self.pin, self.inside)))
+
+    @property
+    def statuses(self) -> tuple[PatchStatus, ...]:
+        """The status of each patch of its series; the source is fetched only if one is for its version."""
+        if self.is_patched:
+            return status(self.checkout, self.inside, data_root() / PATCHES)
+        versions = {part.project: part.version for part in self.projects}
+        return tuple(status_without_source(patch, versions[patch.project]) for patch in series_of(self.pin, self.inside))
 
     @cached_property
     def checkout(self) -> Checkout:
@@ -84,9 +100,8 @@ class Target:
         """The sources of the recipe to which patch series are applied, an engine's own first."""
         raise NotImplementedError
 
-    @property
-    def python_trees(self) -> tuple[PatchedTree, ...]:
-        """The patched sources of an engine and of other Python packages: a FlashInfer recipe has none."""
+    def python_trees(self, closures: Sequence[Closure]) -> tuple[PatchedTree, ...]:
+        """The patched sources of an engine and of other wheels in ``closures``: a FlashInfer recipe has none."""
         return ()
 
     @property
@@ -201,20 +216,54 @@ class EngineTarget(Target):
 
     @cached_property
     def source(self) -> PatchSource | None:
-        """The engine's own source; None if no part of the engine is built from source."""
-        pin, inside = self.recipe.pin, self.recipe.inside
-        return PatchSource(self.argument, pin, inside, self.options, self.flashinfer.files) if pin else None
+        """The engine's own source: that in the recipe, or else its locked wheel; None if the recipe is not locked."""
+        return self._own_source(self._wheels)
 
     @cached_property
+    def packages(self) -> tuple[PatchSource, ...]:
+        """The other wheels with patch series: those that the recipe lists, and locked ones whose project has a series."""
+        return self._package_sources(self._wheels)
+
+    @property
     def patched(self) -> tuple[PatchSource, ...]:
-        """The other wheels of the recipe with patch series."""
-        pins = (wheel.pin for wheel in self.recipe.patched)
-        return tuple(PatchSource(self.argument, pin, (), self.options, self.flashinfer.files) for pin in pins)
+        """Those of :attr:`packages` that have a patch for their version, or that the recipe lists."""
+        return tuple(source for source in self.packages if self._counts(source))
 
     @property
     def sources(self) -> tuple[PatchSource, ...]:
-        """The sources of the recipe to which patch series are applied, the engine's first."""
-        return (*((self.source,) if self.source else ()), *self.patched)
+        """The sources to which patch series are applied, the engine's first."""
+        return (*((self.source,) if self.source else ()), *self.packages)
+
+    @property
+    def _wheels(self) -> tuple[LockedWheel, ...]:
+        """The locked wheels for the first platform, as the lockfile has them; none without one.
+
+        It is not verified: that needs the trees of these wheels, and a series is edited while its lockfile is outdated.
+        """
+        return self._first_closure(lockfile.read(self.lock_path).closures) if self.lock_path.is_file() else ()
+
+    def _first_closure(self, closures: Sequence[Closure]) -> tuple[LockedWheel, ...]:
+        platform = self.recipe.environment.platforms[0]
+        return next((closure.wheels for closure in closures if closure.platform == platform), ())
+
+    def _own_source(self, wheels: Sequence[LockedWheel]) -> PatchSource | None:
+        recipe = self.recipe
+        locked = (_pin_of(wheel) for wheel in wheels if wheel.name == recipe.engine)
+        pin = recipe.pin or next(locked, None)
+        return self._source_of(pin, recipe.inside) if pin else None
+
+    def _package_sources(self, wheels: Sequence[LockedWheel]) -> tuple[PatchSource, ...]:
+        listed = [wheel.pin for wheel in self.recipe.patched]
+        named = {self.recipe.engine, *(pin.project for pin in listed)}
+        others = [_pin_of(wheel) for wheel in wheels if wheel.name not in named and has_series(wheel.name)]
+        return tuple(self._source_of(pin, ()) for pin in (*listed, *others))
+
+    def _source_of(self, pin: Pin, inside: tuple[VendoredProject, ...]) -> PatchSource:
+        return PatchSource(self.argument, pin, inside, self.options, self.flashinfer.files)
+
+    def _counts(self, source: PatchSource) -> bool:
+        """Whether a source is an input of the image: the recipe names it, or a patch is for its version."""
+        return source.pin in (self.recipe.pin, *(wheel.pin for wheel in self.recipe.patched)) or source.is_patched
 
     @cached_property
     def kernel_source(self) -> PatchSource | None:
@@ -225,13 +274,20 @@ class EngineTarget(Target):
 
     @property
     def engine_tree(self) -> PatchedTree | None:
-        """The engine's own source with its patch series applied; None if no part of the engine is built from source."""
-        return self.source.tree if self.source else None
+        """The engine's own source with its series applied; None for a locked wheel without a patch for its version."""
+        return self.source.tree if self.source and self._counts(self.source) else None
 
-    @property
-    def python_trees(self) -> tuple[PatchedTree, ...]:
-        """The patched trees of :attr:`sources`."""
-        return tuple(source.tree for source in self.sources)
+    def python_trees(self, closures: Sequence[Closure]) -> tuple[PatchedTree, ...]:
+        """The patched trees of the engine and of other wheels in ``closures``, without wheels that stay as they are."""
+        wheels = self._first_closure(closures)
+        own = self._own_source(wheels)
+        every = (*((own,) if own else ()), *self._package_sources(wheels))
+        return tuple(source.tree for source in every if self._counts(source))
+
+
+def _pin_of(wheel: LockedWheel) -> WheelPin:
+    """A locked wheel as a source; its project, the name of the series, is that of the distribution."""
+    return WheelPin(wheel.name, wheel.name, wheel.version, wheel.sha256, wheel.filename)
 
 
 def argument(recipe: Path) -> str:
@@ -287,9 +343,23 @@ def resolve_sources(names: Iterable[str], options: Options) -> list[PatchSource]
 
 
 def require_source(target: Target, project: str = "") -> PatchSource:
-    """The source of a target that contains ``project``, by default the first. See :func:`sm120kit.recipes.pinned_source`."""
-    pin, _ = recipes.pinned_source(target.recipe, project)
-    return next(source for source in target.sources if source.pin == pin)
+    """The source of a target that contains ``project``, by default the first, an engine's own. Nothing is fetched.
+
+    Raises:
+        Mismatch: an engine has none, because its recipe is not locked.
+        NotFound: no source contains the project.
+    """
+    for source in target.sources:
+        if not project or project in (part.project for part in source.projects):
+            return source
+    name = target.recipe.name
+    if not target.sources:
+        raise Mismatch(
+            f"{name} is not locked, and the source of {target.recipe.engine} is its locked wheel",
+            f"lock it: sm120kit recipe lock {target.argument}",
+        )
+    every = ", ".join(part.project for source in target.sources for part in source.projects)
+    raise NotFound(f"{name} has no source of {project}", f"it has sources of {every}")
 
 
 def resolve_each(names: Iterable[str], options: Options) -> Iterator[Target]:

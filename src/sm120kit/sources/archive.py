@@ -30,6 +30,9 @@ MAX_LINKS_FOLLOWED = 40
 MAX_LINK_STEPS = 1_000_000
 """Path components that are resolved for all links together."""
 
+MAX_SOURCE_BYTES = 4 * 2**20
+"""Files of wheels that are larger are libraries and programs, of which an engine has a gigabyte: they are not imported."""
+
 _CHUNK = 2**20
 _OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
@@ -57,7 +60,7 @@ def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str, 
 
 
 def import_wheel(pin: WheelPin, packed: Path, repository: Repository, ref: str) -> None:
-    """Commit the content of a wheel as ``ref`` of an empty repository, with ``.dist-info`` and native libraries.
+    """Commit the content of a wheel as ``ref`` of an empty repository, with ``.dist-info``, without files above 4 MiB.
 
     Raises:
         NotTrusted: it is damaged or has a member that cannot be in a tree.
@@ -122,7 +125,7 @@ def _wheel_members(packed: Path) -> Iterator[_Member]:
                 raise checks.error(listed.filename, "is a link or special file, which a wheel cannot contain")
             if listed.flag_bits & 1:
                 raise checks.error(listed.filename, "is encrypted")
-            if (path := checks.accept(member)) is not None:
+            if (path := checks.accept(member)) is not None and listed.file_size <= MAX_SOURCE_BYTES:
                 with wheel.open(listed) as content:
                     yield path, member, content
                     if content.read(1):

@@ -323,7 +323,7 @@ def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> 
 
 
 def publish_extensions(
-    build: ExtensionBuild, site: BuildSite, official: Path, patched_files: Mapping[str, Path], directory: Path
+    build: ExtensionBuild, site: BuildSite, official: Path, patched_files: Mapping[str, Path | None], directory: Path
 ) -> Artifacts:
     """Check the modules, pack the wheel, and publish it with its records in ``directory``, completely or not at all.
 

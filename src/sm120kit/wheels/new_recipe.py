@@ -337,10 +337,8 @@ class RecipeMaker:
             for kept in itertools.combinations(overrides, count):
                 tried = replace(draft, data=drafts.without_overrides(draft, kept))
                 target = self._engine_target(tried, flashinfer)
-                states: tuple[PatchStatus, ...] = ()
-                if target.source:
-                    states = patches.status(target.source.checkout, (), data_root() / "patches")
-                    require_fitting(draft.name, states)
+                if target.recipe.pin and target.source:
+                    require_fitting(draft.name, target.source.statuses)
                 try:
                     lock = lockfile.create(target)
                 except ResolutionFailed as error:
@@ -352,7 +350,8 @@ class RecipeMaker:
                 versions = {wheel.name: wheel.version for wheel in lock.closures[0].wheels}
                 cuda = [f"{name} {versions[name]}" for name in versions if name.startswith("nvidia-cuda-runtime")]
                 tried.notes.append(", ".join([f"torch {versions.get('torch', 'is not required')}", *cuda]))
-                return StagedRecipe(tried, target, states)
+                locked = self._engine_target(tried, flashinfer)
+                return StagedRecipe(tried, locked, locked.source.statuses if locked.source else ())
         assert failure is not None
         if "new flashinfer@" in failure.hint or 'write flashinfer = "' in failure.hint:
             raise failure

@@ -39,21 +39,23 @@ def patched_members(package: str, tree: PatchedTree) -> dict[str, tuple[AppliedP
     return dict(sorted(members.items()))
 
 
-def write_patched_members(package: str, tree: PatchedTree, official: Path, out: Path) -> dict[str, Path]:
+def write_patched_members(package: str, tree: PatchedTree, official: Path, out: Path) -> dict[str, Path | None]:
     """Write the patched files below ``out`` and return them by member of the wheel ``official``.
 
+    A file that the series removes is removed below ``out``, and None.
+
     Raises:
-        PatchConflict: a patch is not for this wheel: it lacks a file, or its file differs from the unpatched source.
+        PatchConflict: a patch is not for this wheel: its file differs from the unpatched source.
     """
     repository = Repository(tree.checkout.repository)
-    contents: dict[str, bytes] = {}
+    contents: dict[str, bytes | None] = {}
     problems = []
     with archives.open_wheel(official) as wheel:
         members = {*wheel.namelist()}
         for path, patches in patched_members(package, tree).items():
             before, after = (_content(repository, commit, path) for commit in (tree.checkout.commit, tree.commit))
             packed = archives.read_member(wheel, path) if path in members else None
-            if before is not None and after is not None and packed == before:
+            if packed == before:
                 contents[path] = after
                 continue
             names = ", ".join(f"{patch.project}/{patch.slug}" for patch in patches)
@@ -65,8 +67,11 @@ def write_patched_members(package: str, tree: PatchedTree, official: Path, out: 
             "a patch may change files that are equal in source and wheel; does the recipe pin the source of this wheel?",
         )
     for path, content in contents.items():
-        write_atomic(out / path, content)
-    return {path: out / path for path in contents}
+        if content is None:
+            (out / path).unlink(missing_ok=True)
+        else:
+            write_atomic(out / path, content)
+    return {path: None if content is None else out / path for path, content in contents.items()}
 
 
 def _content(repository: Repository, commit: str, path: str) -> bytes | None:
@@ -81,7 +86,7 @@ def _short(content: bytes | None) -> str:
 
 
 def pack_overlay(
-    plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path], directory: Path
+    plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path | None], directory: Path
 ) -> Artifacts:
     """Pack the official wheel again, and publish it in ``directory``, completely or not at all.
 

@@ -23,16 +23,20 @@ _CHUNK = 2**20
 
 
 def repacked_record(
-    plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path]
+    plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path | None]
 ) -> dict[str, object]:
     """Contents of ``sm120kit.json`` in a repacked wheel: also the official wheel, and both hashes of each replaced member.
 
-    ``official`` is that wheel and its file, ``replaced`` the new files by member.
+    ``official`` is that wheel and its file, ``replaced`` the new files by member. A hash is empty where there is no file.
     """
     locked, path = official
     with archives.open_wheel(path) as wheel:
+        members = {*wheel.namelist()}
         hashes = {
-            member: {"official": hashlib.sha256(archives.read_member(wheel, member)).hexdigest(), "here": file_sha256(file)}
+            member: {
+                "official": hashlib.sha256(archives.read_member(wheel, member)).hexdigest() if member in members else "",
+                "here": file_sha256(file) if file else "",
+            }
             for member, file in replaced.items()
         }
     return {
@@ -42,20 +46,19 @@ def repacked_record(
     }
 
 
-def repack(official: Path, version: str, replaced: Mapping[str, Path], added: Mapping[str, bytes], out: Path) -> Path:
+def repack(official: Path, version: str, replaced: Mapping[str, Path | None], added: Mapping[str, bytes], out: Path) -> Path:
     """Pack the wheel ``official`` again into directory ``out``, as ``version``.
 
-    ``replaced`` are files by the member that they replace, ``added`` the content of new files in its ``.dist-info``. All other
-    members keep their bytes, except METADATA, which has the version, and RECORD, which lists the hashes of all. The file name
-    has the tags of the wheel's WHEEL file.
+    ``replaced`` are files by member: they replace that of the wheel or are new, and None removes it. ``added`` is the content
+    of new files in its ``.dist-info``. All other members keep their bytes, except METADATA, which has the version, and RECORD,
+    which lists the hashes of all. The file name has the tags of the wheel's WHEEL file.
 
     Raises:
-        BadInput: it is not a wheel of one distribution, or lacks a member.
+        BadInput: it is not a wheel of one distribution, or lacks a library that is to be replaced.
     """
     with archives.open_wheel(official) as wheel:
         info = _dist_info(official, wheel)
-        absent = sorted({*replaced} - {*wheel.namelist()})
-        if absent:
+        if absent := sorted(name for name in {*replaced} - {*wheel.namelist()} if name.endswith(".so")):
             raise BadInput(
                 f"{official.name} has no {', '.join(absent)}", "the recipe's from_source.targets name what is replaced"
             )
@@ -72,7 +75,9 @@ def repack(official: Path, version: str, replaced: Mapping[str, Path], added: Ma
                     continue
                 name_in_target = re.sub(rf"^{re.escape(info)}/", f"{renamed}/", member.filename)
                 if member.filename in replaced:
-                    content: Iterator[bytes] = _read_chunks(replaced[member.filename])
+                    if (file := replaced[member.filename]) is None:
+                        continue
+                    content: Iterator[bytes] = _read_chunks(file)
                 elif member.filename == f"{info}/METADATA":
                     content = iter(
                         [_with_version(archives.read_member(wheel, member), official_version, version, official.name)]
@@ -80,8 +85,11 @@ def repack(official: Path, version: str, replaced: Mapping[str, Path], added: Ma
                 else:
                     content = archives.read_chunks(wheel, member)
                 rows.append(_add(packed, name_in_target, content, member.external_attr, member.compress_type))
-            for file, data in sorted(added.items()):
-                rows.append(_add(packed, f"{renamed}/{file}", iter([data]), 0o100644 << 16, zipfile.ZIP_DEFLATED))
+            for new in sorted({*replaced} - {*wheel.namelist()}):
+                if (file := replaced[new]) is not None:
+                    rows.append(_add(packed, new, _read_chunks(file), 0o100644 << 16, zipfile.ZIP_DEFLATED))
+            for name_of_file, data in sorted(added.items()):
+                rows.append(_add(packed, f"{renamed}/{name_of_file}", iter([data]), 0o100644 << 16, zipfile.ZIP_DEFLATED))
             table = io.StringIO()
             csv.writer(table, lineterminator="\n").writerows([*rows, (f"{renamed}/RECORD", "", "")])
             _add(packed, f"{renamed}/RECORD", iter([table.getvalue().encode()]), 0o100644 << 16, zipfile.ZIP_DEFLATED)

@@ -425,7 +425,8 @@ def _rebuilt(
     count = 0
     for member, sha256 in replaced.items():
         file = directory / Path(member).name
-        if not store.fetch(image.id, f"{site}/{member}", directory) or file_sha256(file) != sha256:
+        present = store.fetch(image.id, f"{site}/{member}", directory)
+        if (file_sha256(file) if present else "") != sha256:
             problems.append(f"{member} is not the file that was built")
         elif file.suffix == ".so":
             cubins = read(file)

@@ -7,6 +7,7 @@ known by its hash and can come from any index or directory.
 from sm120kit.recipes.lockfile.contents import (
     BASE_IMAGE_OPEN,
     FLASHINFER,
+    FORMAT,
     assemble,
     constraints,
     make_closure,
@@ -20,6 +21,7 @@ from sm120kit.recipes.lockfile.verify import differences, verify
 __all__ = [
     "BASE_IMAGE_OPEN",
     "FLASHINFER",
+    "FORMAT",
     "assemble",
     "build_id",
     "constraints",
