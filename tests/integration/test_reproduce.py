@@ -76,7 +76,7 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
     real_prompts, published = (figures_of(result_file.read(path).cases[0]) for path in paths)
     assert first["measured"]["tok_s"] == pytest.approx(published.decode_tok_s)
     assert first["honest"]["tok_s"] == pytest.approx(real_prompts.decode_tok_s)
-    many = next(judgement for judgement in report["judgements"] if judgement["reference"]["users"] == 32)
+    many = next(judgement for judgement in report["judgements"] if judgement["reference"]["concurrency"] == 32)
     assert many["differences"][-1]["field"] == "concurrency", "--quick measures the fewest users only"
     assert any(line.startswith("config-gpus: ") for line in report["host"])
     # The results give the same verdict.

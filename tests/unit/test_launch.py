@@ -328,7 +328,7 @@ def test_granted_privileges_are_announced(options: list[str], tmp_path: Path) ->
     text = (ROOT / "recipes" / "configurations" / f"{FOUR}.toml").read_text()
     text = text.replace("shm_gib = 32", "shm_gib = 32\nipc_host = true")
     text = text.replace("arguments = [", 'arguments = ["--trust-remote-code",')
-    reason = '[[ours]]\nfield = "arguments: --trust-remote-code"\nreason = "because of X"\n'
+    reason = '[[deviations]]\nfield = "arguments: --trust-remote-code"\nreason = "because of X"\n'
     (tmp_path / f"{FOUR}.toml").write_text(f"{text}\n{reason}")
     result = CliRunner().invoke(app, ["serve", str(tmp_path / f"{FOUR}.toml"), *options, "--print"])
     assert result.exit_code == 0, result.output

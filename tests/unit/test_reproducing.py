@@ -469,7 +469,7 @@ def test_reasons_of_the_host_and_caveats() -> None:
     report = reproduce.judge(A, [GOOD], [finding("iommu", slow), finding("acs", ok("off")), finding("cache", minor)])
     assert report.host == ("iommu: translates; decode halves",)
     assert any("revision is not pinned" in line for line in report.caveats)
-    assert any(line.startswith("ours, not published: engine") for line in report.caveats)
+    assert any(line.startswith("deviation from the publication: engine") for line in report.caveats)
 
 
 # ---- what is run
@@ -536,8 +536,8 @@ DECODE = "sustained-decode"
         ("198, withdrawn | 195.5, limited to 300 W", (A, 198.0, DECODE, 1, 195.5, 300)),
         ("198, withdrawn | 96.6, ", (A, 198.0, DECODE, 1, 96.6)),
         ("198, withdrawn | 34.0, ", (A, 198.0, DECODE, 1, 34.0)),
-        ("1411.5 ± 2.7, 32 users | 1421, ", (A, 1411.5, DECODE, 32, 1421.0)),
-        ("1411.5 ± 2.7, 32 users | 709.2, ", (A, 1411.5, DECODE, 32, 709.2)),
+        ("1411.5 ± 2.7, concurrency 32 | 1421, ", (A, 1411.5, DECODE, 32, 1421.0)),
+        ("1411.5 ± 2.7, concurrency 32 | 709.2, ", (A, 1411.5, DECODE, 32, 709.2)),
         ("278-283, withdrawn | 135.9, ", (B, 278.0, "seed-short-thinking-off", 1, 135.9)),
         ("161, stock kernels | 171, ", (B3, 161.0, "random-128-in-256-out", 1, 180.4)),  # 171 of wall time
         ("135.9, K=64 patches | 139.2, ", (B3, 135.9, REAL_PROMPTS, 1, 139.2)),
@@ -573,15 +573,15 @@ def verdicts_by_speed() -> list[str]:
             rate = speed * value
             if reference.figure == "wall":  # the first token takes 0.1 s of the whole time
                 rate = (tokens - 1) // (CHUNKS - 1) * (CHUNKS - 1) / (tokens / rate - 0.1)
-            plain = case(reference.users, rate, tokens)
+            plain = case(reference.concurrency, rate, tokens)
             quick = replace(plain, samples=plain.samples[:1])
             drafts = replace(plain, acceptance=Acceptance(5000, 1000))
-            runs = [(quick, 1)] * (reference.users == 1) + [(plain, 1), (plain, 3), (drafts, 3)]
-            columns = ["not measured"] * (reference.users > 1)
+            runs = [(quick, 1)] * (reference.concurrency == 1) + [(plain, 1), (plain, 3), (drafts, 3)]
+            columns = ["not measured"] * (reference.concurrency > 1)
             columns += [
                 judged(configuration, value, result_of(configuration, [run], workload, starts)).text for run, starts in runs
             ]
-            concurrency = f", {reference.users} users" if reference.users > 1 else ""
+            concurrency = f", concurrency {reference.concurrency}" if reference.concurrency > 1 else ""
             lines.append(f"| {value:g}{concurrency} | {speed:g} | {' | '.join(columns)} |")
     return lines
 

@@ -60,15 +60,15 @@ def show(name: ConfigName, json: Json = False) -> None:
         ("container", _container(config.container)),
     ]
     if bounds := reproduce.single_request(config):
-        rows.append(("roofline", "{:.0f} tok/s of one user without context, ceiling {:.0f}".format(*bounds) + _drafts(config)))
+        rows.append(("roofline", "{:.0f} tok/s at concurrency 1 and depth 0, ceiling {:.0f}".format(*bounds) + _drafts(config)))
     if config.host:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
-    rows += [("changed", f"{change.field}: {change.reason}") for change in config.ours]
+    rows += [("deviation", f"{change.field}: {change.reason}") for change in config.deviations]
     rows += [("excluded", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in config.known_bad]
     console.table(("field", "value"), rows)
     console.table(
-        ("published", "users", "class", "method", "conditions", "source"),
-        ((_figure(r), r.users, r.reproducibility, r.method, _conditions(r), r.source) for r in config.reference),
+        ("published", "concurrency", "class", "method", "conditions", "source"),
+        ((_figure(r), r.concurrency, r.reproducibility, r.method, _conditions(r), r.source) for r in config.reference),
     )
     console.data("unverified on SM120: none of these figures was measured with sm120kit")
 

@@ -182,7 +182,7 @@ def _show(report: ReproductionReport) -> None:
         (
             (
                 f"{judgement.reference.value:g} tok/s",
-                judgement.reference.users,
+                judgement.reference.concurrency,
                 judgement.reference.reproducibility,
                 judgement.text,
                 _rate(judgement.measured),
@@ -213,8 +213,7 @@ def _show(report: ReproductionReport) -> None:
 
 def _name(judgement: Judgement) -> str:
     reference = judgement.reference
-    concurrency = f"{reference.users} user{'s' * (reference.users > 1)}"
-    return f"{reference.value:g} tok/s, {concurrency}; {reference.conditions}"
+    return f"{reference.value:g} tok/s, concurrency {reference.concurrency}; {reference.conditions}"
 
 
 def _differences(judgement: Judgement) -> list[str]:

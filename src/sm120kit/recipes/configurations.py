@@ -71,7 +71,7 @@ class Container(Strict):
     caches: Strings = ()
 
 
-class OwnChoice(Strict):
+class Deviation(Strict):
     """A field that the publication leaves open, with the reason for the value in this configuration."""
 
     field: Text
@@ -95,11 +95,11 @@ class BadVersion(Strict):
 
 
 class Reference(Strict):
-    """A published figure. ``users`` is the concurrency, ``spread`` the standard deviation if it was published.
+    """A published figure. ``concurrency`` counts requests in parallel, ``spread`` is the published standard deviation.
 
     ``reproducibility`` is ``pinned`` (everything it depends on is known), ``partially-pinned``, ``withdrawn`` (by its author)
     or ``not-found`` (the claim exists, its origin was not found). ``workload`` is the workload that measures by ``method``,
-    None if there is none; ``figure`` is the matching number of a receipt: decoding alone, or tokens over wall time.
+    None if there is none; ``figure`` is the matching number of a result: decoding alone, or tokens over wall time.
     ``differs`` lists what the figure was measured with and this configuration does not have.
     """
 
@@ -107,7 +107,7 @@ class Reference(Strict):
     highest: Annotated[float, Field(gt=0)] | None = None
     spread: Annotated[float, Field(ge=0)] | None = None
     unit: Literal["tok/s"]
-    users: Count = 1
+    concurrency: Count = 1
     method: Text
     conditions: Text
     source: Text
@@ -139,7 +139,7 @@ class Configuration(Strict):
     environment: Annotated[dict[str, str], Field(default_factory=dict)]
     container: Container
     host: Strings = ()
-    ours: Annotated[tuple[OwnChoice, ...], Field(strict=False)]
+    deviations: Annotated[tuple[Deviation, ...], Field(strict=False)]
     known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
     reference: Annotated[tuple[Reference, ...], Field(strict=False, min_length=1)]
 

@@ -223,7 +223,7 @@ def risks(configuration: Configuration) -> tuple[str, ...]:
 
 def _reason(configuration: Configuration, flag: str) -> str:
     return next(
-        (entry.reason for entry in configuration.ours if flag in entry.field), f"as published ({configuration.original})"
+        (entry.reason for entry in configuration.deviations if flag in entry.field), f"as published ({configuration.original})"
     )
 
 

@@ -60,11 +60,11 @@ def plan(configuration: Configuration, *, quick: bool = False) -> tuple[NamedWor
     names = dict.fromkeys(reference.workload for reference in measurable if reference.workload)
     published = [
         _with_concurrencies(
-            workload.load(name), {reference.users for reference in measurable if reference.workload == name}, quick
+            workload.load(name), {reference.concurrency for reference in measurable if reference.workload == name}, quick
         )
         for name in names
     ]
-    concurrency = {reference.users for reference in measurable or configuration.reference}
+    concurrency = {reference.concurrency for reference in measurable or configuration.reference}
     return (*published, _with_concurrencies(workload.load(REAL_PROMPTS), concurrency, quick))
 
 

@@ -52,7 +52,7 @@ def of_cases(reference: Reference, result: Result, cases: tuple[MeasuredCase, ..
     """Differences in the cases with the published concurrency."""
     if not cases:
         concurrency = sorted({case.concurrency for case in result.cases if case.complete})
-        yield SetupDifference("concurrency", str(reference.users), ", ".join(map(str, concurrency)) or "no complete case")
+        yield SetupDifference("concurrency", str(reference.concurrency), ", ".join(map(str, concurrency)) or "no complete case")
         return
     samples = [sample for case in cases for sample in case.samples if not sample.error]
     if not samples:

@@ -235,7 +235,7 @@ def _accepting(bound: Bound) -> str:
 
 def _cases(reference: Reference, result: Result) -> tuple[MeasuredCase, ...]:
     """The complete cases with the published concurrency, one for each start of the server."""
-    return tuple(case for case in result.cases if case.complete and case.concurrency == reference.users)
+    return tuple(case for case in result.cases if case.complete and case.concurrency == reference.concurrency)
 
 
 def _rate(cases: Sequence[MeasuredCase], figure: str) -> Rate | None:
@@ -271,12 +271,12 @@ def _bound(
         return None
     model, gpu = modelled
     cases = _cases(reference, result) if result else ()
-    work = _work(configuration, reference.users, cases[0] if cases else None, known)
+    work = _work(configuration, reference.concurrency, cases[0] if cases else None, known)
     return Bound(
         roofline=roofline.roofline(model, gpu, work, 1.0 if acceptance is None else acceptance),
         ceiling=roofline.ceiling(model, gpu, work, 1.0 if acceptance is None else acceptance),
         acceptance=acceptance,
-        needs=reference.value / reference.users * roofline.step(model, gpu, work).seconds,
+        needs=reference.value / reference.concurrency * roofline.step(model, gpu, work).seconds,
         at_most=1 + work.drafts,
         expected=expectation(model, gpu, work, acceptance),
     )
@@ -349,7 +349,7 @@ def expected_cases(configuration: Configuration, results: Sequence[Result], know
                 cases.append(ExpectedCase(result.environment.workload, case.context_tokens, expected, rate.tok_s))
     modelled = _modelled(configuration, None, known)
     if modelled and not results and any(map(roofline.gpu_kind, known.gpus)):
-        for concurrency in sorted({reference.users for reference in configuration.reference}):
+        for concurrency in sorted({reference.concurrency for reference in configuration.reference}):
             expected = expectation(*modelled, _work(configuration, concurrency, None, known), None)
             cases.append(ExpectedCase("", 0, expected, None))
     return tuple(cases)
@@ -389,5 +389,5 @@ def _caveats(configuration: Configuration) -> Iterator[str]:
     yield f"originally: {configuration.original}"
     if configuration.model.why_unpinned:
         yield f"the model's revision is not pinned: {configuration.model.why_unpinned}"
-    for ours in configuration.ours:
-        yield f"ours, not published: {ours.field}: {ours.reason}"
+    for deviation in configuration.deviations:
+        yield f"deviation from the publication: {deviation.field}: {deviation.reason}"
