@@ -5,7 +5,7 @@
 Builds RECIPE (default sglang-0.5.23) without compiled modules in the state directory DIRECTORY (default: a new one below
 TMPDIR; 25 GB): first, then with a comment of a CUTLASS header changed in a copy of the patches, then with nothing changed. Each
 build is the command of users, with all checks. Prints a table with ratios of one run; asserts nothing.
-docs/measurements/image-builds.md has figures.
+docs/measurements/builds.md has figures.
 """
 
 from __future__ import annotations

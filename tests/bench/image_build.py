@@ -5,7 +5,7 @@
 Both have the same base, wheels, sdist, module (FP4 quantization, the smallest) and nvcc, and download nothing; both use the
 same daemon, which the program starts. The new patch adds a comment to a header that the module's kernels include. Needs root,
 docker.io, debootstrap, 6 GB of disk below DIRECTORY, and the extras cuda, torch and docker. Prints a table; asserts nothing.
-docs/measurements/image-builds.md has the figures.
+docs/measurements/builds.md has the figures.
 """
 
 from __future__ import annotations

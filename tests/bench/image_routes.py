@@ -6,7 +6,7 @@ Both builds are the command of users with `--kernels none` and all checks, from 
 the order layers, Docker, layers, so that a change of the machine's load shows. Before each, what the one before wrote is
 removed. Needs root, docker.io, and 45 GB of disk below DIRECTORY (default: TMPDIR) for vllm-0.19.1, the default. With a
 directory that has a `state` of earlier runs, its downloads are used, and the image of the last build stays in it. Prints a
-table; asserts nothing. docs/measurements/image-builds.md has the figures.
+table; asserts nothing. docs/measurements/builds.md has the figures.
 """
 
 from __future__ import annotations

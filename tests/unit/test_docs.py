@@ -132,14 +132,6 @@ def test_commands_exist(page: Path) -> None:
         assert used <= known, f"{page.name}: {line} has no option {', '.join(used - known)}"
 
 
-def test_tests_of_attacks_exist() -> None:
-    named = re.findall(r"`((?:tests/)?[\w/]*test_\w+\.py)(?:::(\w+))?`", (ROOT / "docs/attacks.md").read_text())
-    assert len(named) > 20
-    for path, test in named:
-        text = (ROOT / (path if "/" in path else f"tests/unit/{path}")).read_text()
-        assert f"def {test}" in text, f"{path}::{test}"
-
-
 def test_architecture_page_names_existing_code() -> None:
     """In table rows that link to a Python file, each `function()` is defined there, and each `Class` in some module."""
     page = ROOT / "docs" / "architecture.md"

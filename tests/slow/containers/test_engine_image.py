@@ -1,7 +1,7 @@
 """The image of an engine starts what recipe and lock define, and without the engine it fails its checks.
 
 The engine is a substitute: two small wheels, and Python's web server as the serve command. Images of real engines take
-gigabytes and are built by hand, see docs/measurements/image-builds.md.
+gigabytes and are built by hand, see docs/measurements/builds.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Estimate decode rates as if only memory, arithmetic and all-reduces took time; see docs/roofline.md.
+"""Estimate decode rates as if only memory, arithmetic and all-reduces took time; see docs/reproduce.md.
 
 In a decode step each GPU reads its share of the weights and of the KV cache of every request, reads and writes the states of
 linear attention, and reads the MTP head once for each draft token; two all-reduces follow in each layer. No constant is fitted.

@@ -1,4 +1,4 @@
-"""Expected decode rates: the roofline's step with costs that are fitted to published rates; see docs/roofline.md."""
+"""Expected decode rates: the roofline's step with costs that are fitted to published rates; see docs/reproduce.md."""
 
 from __future__ import annotations
 
