@@ -132,6 +132,11 @@ def test_commands_exist(page: Path) -> None:
         assert used <= known, f"{page.name}: {line} has no option {', '.join(used - known)}"
 
 
+def test_architecture_page_draws_the_imports_of_the_code() -> None:
+    drawn = subprocess.run([sys.executable, ROOT / "ci" / "import_graph.py"], capture_output=True, text=True, check=True).stdout
+    assert len(drawn.splitlines()) > 10 and f"```\n{drawn}```\n" in (ROOT / "docs" / "architecture.md").read_text(), drawn
+
+
 def test_architecture_page_names_existing_code() -> None:
     """In table rows that link to a Python file, each `function()` is defined there, and each `Class` in some module."""
     page = ROOT / "docs" / "architecture.md"
