@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import DaemonUnreachable, SystemRefused
+from sm120kit.core.errors import BadRecord, DaemonUnreachable, SystemRefused
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.serving import Run, containers
@@ -84,6 +85,41 @@ def test_server_of_another_user_is_not_stopped(docker: Callable[..., Path], serv
     with pytest.raises(SystemRefused, match="the record of s cannot be completed"):
         containers.stop(ServingContainer("s", "a", "0", server.url, True, "Up", str(loop)))
     assert not calls.exists(), "the server runs on"
+
+
+@pytest.mark.parametrize(
+    "label", ["other/runs/a-1.json", "state/a-1.json", "state/runs/../../other/runs/a-1.json", "link/a-1.json"]
+)
+def test_nothing_is_written_where_a_label_points(
+    label: str, docker: Callable[..., Path], server: ServingContainer, tmp_path: Path
+) -> None:
+    """The label of a container names a file that is no record of a state directory: nothing is stopped or written."""
+    calls = docker(inspect="echo 0")
+    (tmp_path / "link").symlink_to("other/runs")
+    for path in (tmp_path / "other/runs/a-1.json", tmp_path / "state/a-1.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(Path(server.record).read_text())
+    before = (tmp_path / label).read_bytes()
+    with pytest.raises(SystemRefused):
+        containers.stop(replace(server, record=f"{tmp_path}/{label}"))
+    assert (tmp_path / label).read_bytes() == before and not calls.exists()
+
+
+def test_log_of_a_record_that_names_another_file(docker: Callable[..., Path], server: ServingContainer, tmp_path: Path) -> None:
+    docker(logs=f"printf '{PRINTED}'", inspect="echo 0")
+    path, mine = Path(server.record), tmp_path / "mine"
+    mine.write_text("")
+    write_record(path, replace(read_record(Run, path), log=str(mine)))
+    containers.stop(server)
+    assert mine.read_text() == "" and kept(server) == (PRINTED, "stopped")
+
+
+def test_record_without_a_time_stops_nothing(docker: Callable[..., Path], server: ServingContainer) -> None:
+    calls, path = docker(inspect="echo 0"), Path(server.record)
+    write_record(path, replace(read_record(Run, path), started="²"))
+    with pytest.raises(BadRecord):
+        containers.stop(server)
+    assert not calls.exists() and kept(server)[1] == ""
 
 
 def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], server: ServingContainer) -> None:

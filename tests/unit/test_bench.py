@@ -525,6 +525,13 @@ def test_parse_nvidia_smi_samples() -> None:
     assert clocks.parse("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") is None
 
 
+def test_clocks_that_are_no_numbers() -> None:
+    gpus = "".join(f"{gpu}, 1, 1, 1, 0x0\n" * 2 for gpu in ("²", "9" * 5000))
+    odd = clocks.parse(f"{gpus}0, 1, 1, 1, 0x0\n0, inf, nan, ², 0x²\n")
+    assert odd is not None
+    assert [(gpu.gpu, gpu.sm_mhz, gpu.watts, gpu.hottest, gpu.slowed) for gpu in odd] == [(0, None, None, None, None)]
+
+
 def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     commit = "0123456789" * 4
     assert environment.revision(tmp_path / "snapshots" / commit) == commit

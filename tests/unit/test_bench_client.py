@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 
 import httpx2
@@ -37,3 +38,26 @@ def test_response() -> None:
         server.respond("/metrics", "ä 1".encode(), Content_Type="text/plain; charset=utf-8")
         assert client.models(Endpoint.parse(server.url)) == ("m",)
         assert client.get(Endpoint.parse(server.url), "/metrics").text == "ä 1"
+
+
+@pytest.mark.parametrize("before", range(185, 200, 5))
+def test_secret_at_the_end_of_what_is_shown(before: int) -> None:
+    """An error is cut after its secrets are masked: the first part of one would not be recognized."""
+    key = "hunter2xyz-hunter2xyz"
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"x" * before + key.encode()
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async def request() -> str:
+        async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+            endpoint = Endpoint.parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", key)
+            ask = client.StreamRequest(0, "/v1/completions", {})
+            result = await client._stream_all(endpoint, [[ask]], 10, lambda request: None)
+            return result.samples[0].error
+
+    error = asyncio.run(request())
+    assert error.startswith("HTTP 403: xxx") and "hunter" not in error

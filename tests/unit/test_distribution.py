@@ -751,3 +751,23 @@ def test_credentials_of_docker_hub(tmp_path: Path) -> None:
     assert stored_credentials("docker.io") == Credentials("u", "p")
     assert stored_credentials("r.example") is None
     assert "p" not in repr(stored_credentials("docker.io"))
+
+
+@pytest.mark.parametrize("number", ["\xb2", "9" * 5000, "+5"], ids=["superscript", "long", "sign"])
+def test_numbers_of_bytes_that_are_none(number: str, server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
+    """A range of an upload and a length of a blob that state no number count as not stated."""
+    drops = iter([True])
+    image = add_image(layout, 1)
+
+    def odd(handler: Handler) -> bool:
+        if handler.command == "PATCH" and next(drops, False):
+            handler.drop()
+            return True
+        if handler.command == "GET" and "/uploads/" in handler.path:
+            handler.reply(204, Range=f"0-{number}", Location=handler.path)
+            return True
+        return False
+
+    server.fault = odd
+    digest = push(server, layout, image)
+    assert pull(server, tmp_path / "copy", digest)[1] == image

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sm120kit.cli import app
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.hosts import doctor
-from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, measure, peers
+from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, gpus, measure, peers
 from sm120kit.hosts.doctor.findings import check, ok
 from sm120kit.hosts.facts import Host, Link, PeerCache, probe
 
@@ -93,6 +93,18 @@ def test_no_check_fails(hosts: dict[str, Host]) -> None:
 def test_odd_values_are_findings(check: str, impact: Impact | None, fact: str, hosts: dict[str, Host]) -> None:
     diagnosis = diagnose(hosts["odd-values"], check)
     assert diagnosis.impact is impact and fact in diagnosis.fact
+
+
+@pytest.mark.parametrize("level", ["", "²", "9" * 5000, "0004"], ids=lambda level: level[:4])
+def test_p2p_levels_that_are_odd(level: str, hosts: dict[str, Host]) -> None:
+    host = replace(hosts["node-forced"], environment={"NCCL_P2P_LEVEL": level})
+    fact = diagnose(host, "nccl-p2p-level").fact
+    assert ("NCCL reads as" if level.isascii() and level else "is not a level") in fact
+
+
+@pytest.mark.parametrize("version", ["²80.65.06", "\u0665", ""])
+def test_versions_that_are_none(version: str) -> None:
+    assert gpus.numbers(version) == ()
 
 
 def test_empty_variables_are_not_set(hosts: dict[str, Host]) -> None:

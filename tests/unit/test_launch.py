@@ -436,6 +436,10 @@ def test_fit_of_a_configuration(model: Path) -> None:
     assert check_fit(model, devices=[replace(gpu, bytes=None) for gpu in GPUS]).capacity_tokens is None
     assert check_fit(model, configuration=configurations.load(FOUR).model_copy(update={"arguments": ()})).share == 0.9
     assert check_fit(model, model=replace(big, kv_quantization="nvfp4")).kv_bytes_per_token == 36, "with scales"
+    for share in ("²", "nan", "most", "0", "2"):
+        changed = configurations.load(FOUR).model_copy(update={"arguments": ("--gpu-memory-utilization", share)})
+        with pytest.raises(BadInput, match=share):
+            check_fit(model, configuration=changed)
     strange = check_fit(model, model=replace(big, kv_quantization="float3"))
     assert strange.kv_bytes_per_token is None and "float3" in strange.lines()[2]
     staged = configurations.load(FOUR).model_copy(update={"pipeline_parallel": 2})

@@ -168,3 +168,10 @@ def test_user_of_an_image(tmp_path: Path, user: str, expected: dict[str, object]
 def test_unknown_user_of_an_image(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no user 'else'"):
         rootfs.user_of([unpacked(tmp_path)], "else")
+
+
+@pytest.mark.parametrize("user", ["²", "9" * 5000, "0:²", "text", "0:text", f"{2**32}"], ids=lambda user: user[:6])
+def test_user_of_an_image_without_a_number(tmp_path: Path, user: str) -> None:
+    accounts = [("etc/passwd", b"text:x:\xc2\xb2:1:::\n", {}), ("etc/group", b"text:x::\n", {})]
+    with pytest.raises(BadInput, match="with a number"):
+        rootfs.user_of([unpacked(tmp_path, *accounts)], user)

@@ -492,6 +492,7 @@ def test_pip_configuration_file_is_read(
 ) -> None:
     pin = put(shelf)
     (tmp_path / "pip.conf").write_text(f"[global]\nfind-links =\n    {tmp_path}/absent\n    {shelf}\n")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     assert fetch(pin, workspace).commit == SDIST_COMMIT
 
@@ -547,6 +548,8 @@ def test_settings_of_pip_and_uv() -> None:
     assert settings.no_index
     assert (settings.certificates, settings.timeout) == ("/pip.pem", 180.0)
     assert settings_from({}, {"SSL_CERT_FILE": "/env.pem"}).certificates == "/env.pem"
+    for text in ("²", "nan", "-1", "soon", "9" * 5000, "1e300"):
+        assert settings_from({}, {"PIP_DEFAULT_TIMEOUT": text}).timeout == settings_from({}, {}).timeout
     replaced = settings_from({"global.find-links": "/file", ":env:.find-links": "/env"}, {})
     assert replaced.find_links == ("/env",)
 

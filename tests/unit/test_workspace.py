@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core import console, reporting
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import full, require_new, require_output_directory, require_writable
-from sm120kit.core.errors import BadRecord, NotTrusted, SystemRefused
+from sm120kit.core.errors import BadRecord, NotTrusted, ResourceUnavailable, SystemRefused
 from sm120kit.core.locks import host_exclusive
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
@@ -301,13 +300,13 @@ time.sleep(60)
 """
 
 
-def test_nobody_can_keep_others_from_starting_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_that_is_kept_is_refused_with_its_holder() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
-        with reporting.use(console), host_exclusive("work", patience_seconds=0.1):
-            pass
+        with pytest.raises(ResourceUnavailable) as refused, host_exclusive("work", patience_seconds=0.1):
+            pytest.fail("two servers could get one GPU")
         holder.kill()
-    assert f"process {holder.pid} of user" in capsys.readouterr().err
+    assert f"process {holder.pid} of user" in refused.value.message
 
 
 def test_host_lock_excludes_others_until_it_is_released() -> None:

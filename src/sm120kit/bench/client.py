@@ -32,6 +32,8 @@ MAX_RESPONSE_BYTES = 64 * 2**20
 """Limit of a response that is not a stream: lists of models and counters have some kilobytes."""
 
 
+MAX_MASKED_BYTES = 2**16
+"""Part of an error's body that is searched for secrets; 200 characters of it are shown."""
 REQUIRES_KEY = "the server requires an API key: set SM120KIT_API_KEY, or --api-key @FILE; other credentials: --header"
 NOT_STREAMED = "the server ignored stream: true and sent one JSON document"
 CLIENT_CERTIFICATE = "the server may require a client certificate: --cert FILE, which it accepts, and --key FILE for its key"
@@ -256,8 +258,9 @@ class _Exchange:
                     break
         self.reads = _decoded(self.reads, response.headers.get("Content-Encoding", "identity").lower())
         if self.status != 200:
-            body = b"".join(read for _, read in self.reads)[:200].decode("utf-8", "replace")
-            self.reads, self.error = [], self.server.without_secrets(f"HTTP {self.status}: {body}")
+            body = b"".join(read for _, read in self.reads)[:MAX_MASKED_BYTES].decode("utf-8", "replace")
+            shown = self.server.without_secrets(body)[:200]  # cut afterwards: a part of a secret is not recognized
+            self.reads, self.error = [], f"HTTP {self.status}: {shown}"
         elif kind.startswith("application/json"):
             self.reads, self.error = [], NOT_STREAMED
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from statistics import median
 
 from sm120kit.core import process
 from sm120kit.core.errors import RequirementMissing
+from sm120kit.core.outside import number
 
 PERIOD_MS = 500
 PATIENCE_SECONDS = 10
@@ -72,7 +74,7 @@ def parse(text: str) -> tuple[Clocks, ...] | None:
     samples: dict[int, list[list[str]]] = {}
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
-        if len(values) == len(FIELDS) and values[0].isdecimal():
+        if len(values) == len(FIELDS) and re.fullmatch("[0-9]{1,4}", values[0]):
             samples.setdefault(int(values[0]), []).append(values[1:])
     return tuple(_clocks(gpu, lines[1:]) for gpu, lines in sorted(samples.items()) if lines[1:]) or None
 
@@ -100,9 +102,9 @@ def _line(gpu: int, cases: list[Clocks]) -> str:
 
 def _clocks(gpu: int, lines: list[list[str]]) -> Clocks:
     clocks, power, temperatures = (
-        [number for line in lines if (number := _number(line[column])) is not None] for column in range(3)
+        [value for line in lines if (value := _number(line[column])) is not None] for column in range(3)
     )
-    masks = [int(line[3], 16) for line in lines if line[3].startswith("0x")]
+    masks = [int(line[3], 16) for line in lines if re.fullmatch("0x[0-9a-fA-F]{1,16}", line[3])]
     slowed = {name: share for bit, name in REASONS.items() if (share := sum(bool(m & bit) for m in masks) / len(lines))}
     return Clocks(gpu, len(lines), _range(clocks), _range(power), max(temperatures, default=None), slowed if masks else None)
 
@@ -113,6 +115,6 @@ def _range(values: list[float]) -> tuple[float, float, float] | None:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        return number(text)
     except ValueError:  # [N/A], [Not Supported]
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from sm120kit.bench import client
+from sm120kit.core.outside import number
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import Metrics, all_engines
 
@@ -210,7 +211,7 @@ def metric(metrics: str, name: str) -> list[float]:
     values: list[float] = []
     for text in re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})?[ \t]+(\S+)", metrics, re.MULTILINE) if name else ():
         try:
-            value = float(text)
+            value = number(text)
         except ValueError:
             continue
         if abs(value) <= MOST:

@@ -480,9 +480,10 @@ def _time(text: str) -> str:
 
     try:
         time = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ", param_hint="--min") from error
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        time = (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(f"{text[:100]!r} is not YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ", param_hint="--min") from error
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}".zfill(20)  # strftime pads years before 1000 on some systems only
 
 
 def _header(text: str) -> tuple[str, str]:

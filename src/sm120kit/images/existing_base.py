@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,4 +170,4 @@ def require_suitable(base: str, programs: BasePrograms, closure: Closure, *, com
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+    return tuple(int(part) for part in re.findall(r"(?<![^.])[0-9]{1,9}(?![^.])", text))

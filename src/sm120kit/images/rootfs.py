@@ -17,7 +17,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -26,7 +26,7 @@ from typing import IO, Any, cast
 from sm120kit.core import archives, reporting
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, Mismatch, NotTrusted
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import integer, parse_json
 from sm120kit.core.process import Stopped
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import publish_directory
@@ -497,15 +497,24 @@ def user_of(sources: Sequence[UnpackedLayer], user: str) -> Mapping[str, Any]:
     name, _, group = (user or "0").partition(":")
     accounts = [line for line in _lines(sources, "etc/passwd") if len(line) >= 6]
     account = next((line for line in accounts if name in (line[0], line[2])), None)
-    if account is None and not name.isdigit():
-        raise BadInput(f"the image has no user {name!r}, as which it runs", _HINT)
-    gid = group or (account[3] if account else "0")
-    if not gid.isdigit():
-        entry = next((line for line in _lines(sources, "etc/group") if len(line) >= 3 and line[0] == group), None)
-        if entry is None:
-            raise BadInput(f"the image has no group {group!r}, as which it runs", _HINT)
-        gid = entry[2]
-    return {"uid": int(account[2] if account else name), "gid": int(gid), "home": account[5] if account else "/"}
+    uid = _id(account[2] if account else name)
+    if uid is None:
+        raise BadInput(f"the image has no user {name[:64]!r} with a number, as which it runs", _HINT)
+    gid = _id(group or (account[3] if account else "0"))
+    if gid is None:
+        entries = [line for line in _lines(sources, "etc/group") if len(line) >= 3 and line[0] == group]
+        gid = _id(entries[0][2]) if entries else None
+    if gid is None:
+        raise BadInput(f"the image has no group {group[:64]!r} with a number, as which it runs", _HINT)
+    return {"uid": uid, "gid": gid, "home": account[5] if account else "/"}
+
+
+def _id(text: str) -> int | None:
+    """The number of a user or group, None if it is none."""
+    with suppress(ValueError):
+        number = integer(text)
+        return number if 0 <= number < 2**32 - 1 else None
+    return None
 
 
 def _lines(sources: Sequence[UnpackedLayer], path: str) -> list[list[str]]:

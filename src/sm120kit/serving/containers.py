@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import errno
 import os
 import tempfile
 import time
@@ -13,9 +14,10 @@ from pathlib import Path
 
 from sm120kit.core import process
 from sm120kit.core.disk import disk_errors
-from sm120kit.core.errors import DaemonUnreachable, NotFound, SystemRefused
+from sm120kit.core.errors import BadRecord, DaemonUnreachable, NotFound, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import MARKER
 from sm120kit.hosts.facts import LAUNCHER_LABEL
 from sm120kit.serving.render import PATIENCE_SECONDS
 from sm120kit.serving.supervise import Ending, Run
@@ -102,19 +104,23 @@ def stop(container: ServingContainer) -> None:
     path = Path(container.record)
     record = _record(container, path) if container.record else None
     if record:  # before it ends, so that a serve that waits for it does not take it for dead
+        started = _started(container, record)
         record = replace(record, ending=record.ending or (Ending.DIED if container.ended else Ending.STOPPED))
         write_record(path, record)
     process.run(("docker", "stop", "--time", str(PATIENCE_SECONDS), container.name))
     if record:
-        _complete_log(container.name, Path(record.log))
-        seconds = time.time() - calendar.timegm(time.strptime(record.started, "%Y-%m-%dT%H:%M:%SZ"))
+        _complete_log(container.name, path.with_suffix(".log"))
+        seconds = time.time() - calendar.timegm(started)
         write_record(path, replace(record, exit_code=exit_code(container.name), seconds=round(seconds, 1)))
     remove(container.name)
 
 
 def _record(container: ServingContainer, path: Path) -> Run | None:
-    """The record of a container's run; None if it was removed."""
+    """The record of a container's run; None if it was removed. The path is a label, which others can set."""
     try:
+        path.lstat()
+        if not _is_record(path):
+            raise OSError(errno.EPERM, "it is not in a state directory of sm120kit")
         record = read_record(Run, path)
         with tempfile.TemporaryFile(dir=path.parent):
             return record
@@ -125,6 +131,24 @@ def _record(container: ServingContainer, path: Path) -> Run | None:
             f"the record of {container.name} cannot be completed: {path}: {error.strerror}",
             f"stop it as the user who started it, or without its record: docker rm --force {container.name}",
         ) from error
+
+
+def _started(container: ServingContainer, record: Run) -> time.struct_time:
+    """When a run was started, in UTC."""
+    try:
+        return time.strptime(record.started, "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError as error:
+        raise BadRecord(
+            f"{container.record} is damaged: it was started at {record.started[:40]!r}",
+            f"stop it without its record: docker rm --force {container.name}",
+        ) from error
+
+
+def _is_record(path: Path) -> bool:
+    """Whether a path is that of a record in a state directory, without links."""
+    marker = path.parent.parent / MARKER
+    named = path.is_absolute() and path.parent.name == "runs" and path.suffix == ".json"
+    return named and os.path.realpath(path) == str(path) and marker.is_file() and not marker.is_symlink()
 
 
 def _complete_log(name: str, log: Path) -> None:

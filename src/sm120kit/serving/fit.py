@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import number, parse_json
 from sm120kit.images.backends import model_path
 from sm120kit.images.records import VerifiedImage
 from sm120kit.recipes.configurations import Configuration
@@ -206,12 +207,24 @@ def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ..
     return Fit(
         gpus=gpus,
         memory_bytes=min(sizes) if len(sizes) == len(gpus) else None,
-        share=float(share) if share else SHARE,
+        share=_share(share) if share else SHARE,
         weight_bytes=model.weight_bytes // configuration.hardware.gpus,
         kv_bytes_per_token=per_token,
         why_no_kv=why,
         context=(configuration.served_by.integer(length) if length else None) or model.context,
     )
+
+
+def _share(text: str) -> float:
+    """The share of a GPU's memory that an argument states.
+
+    Raises:
+        BadInput: it states none; an engine whose parser is not recorded does not show it before.
+    """
+    with suppress(ValueError):
+        if 0 < (share := number(text.strip())) <= 1:
+            return share
+    raise BadInput(f"the share of memory is {text[:40]!r}, not a number from 0 to 1", "correct it in the configuration")
 
 
 def _kv_dtype(kind: str, model: Checkpoint) -> str:

@@ -10,7 +10,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sm120kit.core.outside import number
 from sm120kit.core.process import run
+
+MAX_TIMEOUT = 86400.0
+"""Longest timeout in seconds; operating systems refuse very large ones."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,16 @@ def settings_from(pip: Mapping[str, str], env: Mapping[str, str]) -> Settings:
         no_index=any(value.lower() in ("1", "true", "yes", "on") for value in (option("no-index"), env.get("UV_NO_INDEX", ""))),
         trusted_hosts=split(option("trusted-host"), env.get("UV_INSECURE_HOST", "")),
         certificates=certificates,
-        timeout=float(option("default-timeout") or option("timeout") or Settings.timeout),
+        timeout=_seconds(option("default-timeout") or option("timeout")),
     )
+
+
+def _seconds(text: str) -> float:
+    """The timeout that a setting states; the default if it states none that can be waited for, as pip itself refuses it."""
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := number(text.strip())) <= MAX_TIMEOUT:
+            return seconds
+    return Settings.timeout
 
 
 def _options() -> dict[str, str]:

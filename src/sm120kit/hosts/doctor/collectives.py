@@ -31,7 +31,7 @@ def p2p_level(host: Host) -> Diagnosis:
     kinds = [pair.kind for pair in host.pairs if pair.kind in peers.NEEDED]
     farthest = max(kinds, key=list(peers.NEEDED).index, default="SYS")
     fix = f"NCCL_P2P_LEVEL={peers.NEEDED[farthest]}, the name for this host's most distant pair ({farthest})"
-    if level[0].isdigit():
+    if peers.p2p_level(level):
         return problem(
             Impact.MINOR,
             f"NCCL_P2P_LEVEL={level}, which NCCL reads as {peers.p2p_level(level)}",
@@ -142,7 +142,8 @@ def _stale(cache: PeerCache, host: Host) -> bool:
     """Whether a cache is unreadable, names GPUs that do not exist, or contradicts the driver."""
     if cache.verdicts is None:
         return True
-    if any(not gpu.isdecimal() or int(gpu) >= len(host.gpus) for pair in cache.verdicts for gpu in pair.split("->")):
+    numbers = set(map(str, range(len(host.gpus))))
+    if any(gpu not in numbers for pair in cache.verdicts for gpu in pair.split("->")):
         return True
     peers = [allowed for pair, allowed in cache.verdicts.items() if len(set(pair.split("->"))) == 2]
     refused = any(pair.granted not in ("OK", None) for pair in host.pairs)

@@ -99,7 +99,7 @@ def driver(host: Host) -> Diagnosis:
 
 def numbers(version: str) -> tuple[int, ...]:
     """The numbers of a version; () for text such as "Not Found"."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)) if version[:1].isdigit() else ()
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version)) if re.match("[0-9]", version) else ()
 
 
 @check(

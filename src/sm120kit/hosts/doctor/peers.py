@@ -20,8 +20,8 @@ def p2p_level(value: str) -> str | None:
     """The level that NCCL reads from a value of NCCL_P2P_LEVEL; None if it ignores the value."""
     if value in LEVELS:
         return value
-    number = re.match(r"\d+", value)
-    return _NUMBERED[min(int(number[0]), len(_NUMBERED) - 1)] if number else None
+    number = re.match(r"0*([0-9]+)", value)
+    return _NUMBERED[min(int(number[1][:4]), len(_NUMBERED) - 1)] if number else None
 
 
 def p2p_disabled(value: str) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, RegistryFailed
+from sm120kit.core.outside import integer
 from sm120kit.images.distribution.session import Reply, Request, Session, TransferFailed
 from sm120kit.images.oci import Descriptor
 
@@ -120,7 +121,8 @@ class Blobs:
             return None
         first, _, last = reply.headers.get("range", "").removeprefix("bytes=").partition("-")
         # An upload without data has the range 0-0, as one with a single byte has: that byte is sent again.
-        received = int(last) + 1 if first == "0" and last.isdigit() and int(last) > 0 else 0
+        end = _length(last) if first == "0" else None
+        received = end + 1 if end else 0
         return _location(reply, activity, url), received
 
     def _finish(self, url: str, blob: Descriptor, activity: str) -> bool:
@@ -178,9 +180,9 @@ class Blobs:
                             "was the image published, and is it the right registry?",
                         )
                     skipped = 0 if response.status_code == 206 else offset  # not all registries support ranges
-                    length = response.headers.get("Content-Length", "")
-                    if length.isdigit() and int(length) != blob.size - offset + skipped:
-                        raise _other(activity, f"has {int(length) + offset - skipped} bytes, {blob.size} are in the manifest")
+                    length = _length(response.headers.get("Content-Length", ""))
+                    if length is not None and length != blob.size - offset + skipped:
+                        raise _other(activity, f"has {length + offset - skipped} bytes, {blob.size} are in the manifest")
                     for received in self.session.chunks(response):
                         if self.stop.is_set():
                             raise CancelledError
@@ -240,6 +242,13 @@ def _location(reply: Reply, activity: str, default: str = "") -> str:
     if not location:
         raise RegistryFailed(f"{activity}: the registry names no URL for the upload", "is it a registry?")
     return location
+
+
+def _length(text: str) -> int | None:
+    """A number of bytes, None if the text states none."""
+    with suppress(ValueError):
+        return integer(text) if text[:1] not in "+-" else None
+    return None
 
 
 def _with_digest(url: str, digest: str) -> str:
