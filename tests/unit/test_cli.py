@@ -94,6 +94,7 @@ WITHOUT_JSON = {
     "bench export": "writes a file",
     "config check": "exit code",
     "image export": "writes a file",
+    "init": "writes a directory",
     "logs": "prints a server's own lines",
     "patch edit": "writes a directory",
     "patch new": "prints the text of a message",

@@ -14,7 +14,7 @@ from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.records import Arch
 from sm120kit.sources.records import SdistPin, VendoredProject
 
-GOOD = recipes.directory() / "flashinfer-0.6.6.toml"
+GOOD = recipes.path_of("flashinfer-0.6.6")
 
 
 def edited(tmp_path: Path, *changes: tuple[str, str], add: str = "") -> Path:
@@ -118,7 +118,7 @@ def test_json_schema_has_both_kinds_and_required_keys() -> None:
     assert set(engine["required"]) >= {"edition", "engine", "flashinfer", "environment", "state"}
 
 
-ENGINE = recipes.directory() / "sglang-0.5.11.toml"
+ENGINE = recipes.path_of("sglang-0.5.11")
 
 
 @pytest.mark.parametrize("name", recipes.names(recipes.EngineRecipe))
@@ -163,7 +163,7 @@ def test_single_problem_of_engine_recipe_is_reported(tmp_path: Path, old: str, n
 
 
 def test_packages_to_patch_are_named_once(tmp_path: Path) -> None:
-    text = (recipes.directory() / "sglang-0.5.11-b12x.toml").read_text()
+    text = (recipes.path_of("sglang-0.5.11-b12x")).read_text()
     path = tmp_path / "sglang-0.5.11-b12x.toml"
     path.write_text(text)
     (patched,) = recipes.load_engine(str(path)).patched
@@ -176,7 +176,7 @@ def test_packages_to_patch_are_named_once(tmp_path: Path) -> None:
 
 
 def test_files_left_out_decide_the_result_and_their_reasons_do_not(tmp_path: Path) -> None:
-    text = (recipes.directory() / "vllm-0.33.0.toml").read_text()
+    text = (recipes.path_of("vllm-0.33.0")).read_text()
     path = tmp_path / "vllm-0.33.0.toml"
 
     def inputs(text: str) -> Any:

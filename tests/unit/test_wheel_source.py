@@ -32,7 +32,7 @@ GOOD: dict[str, tuple[bytes, int]] = {
     METADATA: (b"Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n", 0o644),
 }
 TREE = "16f2eae1a6d88a57c740ca43ed4c2825e49bf22d"
-ENGINE = recipes.directory() / "sglang-0.5.23.toml"
+ENGINE = recipes.path_of("sglang-0.5.23")
 SOURCE = '[source]\nwheel = "sglang-0.5.23-cp312-cp312-manylinux_2_34_x86_64.whl"\nsha256 = "{}"\n'.format("0" * 64)
 
 

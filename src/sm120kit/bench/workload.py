@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sm120kit.bench import dataset
 from sm120kit.bench.client import StreamRequest
-from sm120kit.core.data_roots import data_root
+from sm120kit.core import data_roots
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
@@ -79,8 +79,8 @@ class NamedWorkload:
 
 
 def names() -> tuple[str, ...]:
-    """The workloads that come with sm120kit."""
-    return tuple(sorted(path.stem for path in (data_root() / "recipes" / "workloads").glob("*.toml")))
+    """The names of the workloads."""
+    return tuple(sorted(data_roots.entries("workloads")))
 
 
 def load(name: str) -> NamedWorkload:
@@ -90,7 +90,7 @@ def load(name: str) -> NamedWorkload:
         NotFound: no workload has this name.
         BadInput: the file is not well-formed; the message has every problem.
     """
-    path = Path(name) if name.endswith(".toml") else data_root() / "recipes" / "workloads" / f"{name}.toml"
+    path = Path(name) if name.endswith(".toml") else data_roots.find("workloads", f"{name}.toml")
     if problem := file_problem(path):
         reason = f": {path} {problem}" if name.endswith(".toml") else did_you_mean(name, names())
         raise NotFound(f"no workload {name!r}{reason}", f"workloads: {', '.join(names())}, or a .toml file")

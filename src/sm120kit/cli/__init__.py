@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -35,6 +36,10 @@ class Program(Group):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         console.verbose = console.quiet = console.json_errors = False
+        option: Any
+        for option in self.params:
+            if "-C" in option.opts:  # typer would load pydantic to convert its text
+                option.process_value = _change_directory
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -48,7 +53,27 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+def _change_directory(ctx: Any, value: Any) -> Any:
+    if value:
+        try:
+            os.chdir(value)
+        except OSError as error:
+            raise typer.BadParameter(f"{value}: {error.strerror}", ctx=ctx, param_hint="-C") from error
+    return value
+
+
 def _root(
+    directory: Annotated[
+        str,
+        typer.Option(
+            "-C",
+            "--directory",
+            metavar="DIR",
+            is_eager=True,
+            show_default=False,
+            help="Run in this directory.",
+        ),
+    ] = "",
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """The options of the program itself."""

@@ -10,6 +10,7 @@ COMMANDS = Branch(
         "build": Leaf("build:build", "Build a patched FlashInfer wheel, or an image of vLLM or SGLang with it"),
         "doctor": Leaf("doctor:doctor", "Diagnose why an SM12x host hangs, is slow or gives wrong results"),
         "explain": Leaf("explain:explain_", "Explain known errors in a log"),
+        "init": Leaf("init:init", "Make a repository for your own recipes, patches and configurations"),
         "inspect": Leaf("inspect:inspect_", "List the device code in a file"),
         "kld": Leaf("kld:kld", "Measure the KL divergence of a model from a reference"),
         "logs": Leaf("servers:logs", "Print what a server printed"),

@@ -14,18 +14,25 @@ if TYPE_CHECKING:
 
 
 def list_(json: Json = False) -> None:
-    """List the configurations."""
+    """List the configurations.
+
+    In a repository of `sm120kit init` also where each comes from, and what overrides what.
+    """
+    from sm120kit.core.data_roots import find, origin, user_repository
     from sm120kit.recipes import configurations
 
     listed = [configurations.load(name) for name in configurations.names()]
+    origins = {name: origin(configurations.KIND, find(configurations.KIND, f"{name}.toml")) for name in configurations.names()}
     if json:
-        console.json_data([config.model_dump(mode="json") for config in listed])
+        console.json_data([config.model_dump(mode="json") | {"from": origins[config.name]} for config in listed])
         return
+    shown = bool(user_repository())
     console.table(
-        ("configuration", "engine", "GPUs", "published", "class"),
+        ("configuration", *["from"] * shown, "engine", "GPUs", "published", "class"),
         (
             (
                 config.name,
+                *[origins[config.name]] * shown,
                 config.engine,
                 config.hardware.gpus,
                 _figure(config.reference[0]) + (" *" if config.reference[0].differs else ""),

@@ -111,17 +111,16 @@ def patch_names(incomplete: str) -> list[str]:
 
 
 def patches_root() -> Path:
-    """The directory of the patch series."""
-    from sm120kit.core.data_roots import data_root
+    """The directory of the patch series: the user's, which lie above the built-in ones, or these."""
+    from sm120kit.core.data_roots import top_root
 
-    return data_root() / "patches"
+    return top_root() / "patches"
 
 
 def _names(folder: str, incomplete: str) -> list[str]:
-    from sm120kit.core.data_roots import data_root
+    from sm120kit.core.data_roots import entries
 
-    names = (path.stem for path in (data_root() / "recipes" / folder).glob("*.toml"))
-    return sorted(name for name in names if name.startswith(incomplete))
+    return sorted(name for name in entries(folder) if name.startswith(incomplete))
 
 
 AllowOlder = Annotated[bool, typer.Option("--allow-older", help="Accept an image older than the newest one pulled before.")]

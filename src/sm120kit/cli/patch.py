@@ -14,19 +14,32 @@ from sm120kit.core import console
 def list_(json: Json = False) -> None:
     """List the patches.
 
-    With the versions that each applies to, its upstream status, and the data types, tiles or hardware that it matters for.
+    With the versions that each applies to, its upstream status, and the data types, tiles or hardware that it matters for. In a
+    repository of `sm120kit init` also where each comes from, and what overrides what.
     """
     from sm120kit import patches
+    from sm120kit.core.data_roots import user_repository
 
     listed = [patch for project in patches.projects(patches_root()) for patch in patches.load(patches_root(), project)]
     if json:
         rows = (
-            {"project": p.project, "slug": p.slug, "subject": p.subject, "sha256": p.sha256, **dict(p.trailers)} for p in listed
+            {
+                "project": p.project,
+                "slug": p.slug,
+                "subject": p.subject,
+                "sha256": p.sha256,
+                "from": patches.origin(patches_root(), p),
+                **dict(p.trailers),
+            }
+            for p in listed
         )
         console.json_data(list(rows))
         return
     trailers = ("Applies-To", "Upstream-Status", "Matters-For", "No-Effect-For")
-    console.table(("patch", *trailers), ((patch.name, *(patch.trailer(name) for name in trailers)) for patch in listed))
+    own = bool(user_repository())
+    origins = ([patches.origin(patches_root(), patch)] * own for patch in listed)
+    lines = ((patch.name, *where, *map(patch.trailer, trailers)) for patch, where in zip(listed, origins, strict=True))
+    console.table(("patch", *["from"] * own, *trailers), lines)
 
 
 def status(

@@ -168,14 +168,13 @@ def drop(
     to the version of a recipe, whose source is fetched if it is not cached.
     """
     from sm120kit import patches
-    from sm120kit.core.data_roots import writable_data_root
+    from sm120kit.core.data_roots import data_root, writable_data_root
     from sm120kit.patches.checkout import OVERRIDES, PATCHES
 
-    data = writable_data_root()
-    root = data / PATCHES
+    root = writable_data_root() / PATCHES
     dropped = patches.find(root, patch)
     required_by = {
-        source.recipe: patches.dependents(dropped, source.unpatched_tree, root, data / OVERRIDES)
+        source.recipe: patches.dependents(dropped, source.unpatched_tree, root, data_root() / OVERRIDES)
         for source in _sources_for(dropped, sources.run_options())
     }
     _print_changed(patches.drop(dropped, root, required_by, dependants=with_dependants), json)

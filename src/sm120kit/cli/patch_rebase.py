@@ -75,16 +75,15 @@ def rebase(
 
 
 def _move(names: tuple[str, str], options: Options) -> SeriesMove:
-    from sm120kit.core.data_roots import data_root
+    from sm120kit.core.data_roots import data_root, top_root
     from sm120kit.patches.checkout import OVERRIDES, PATCHES
     from sm120kit.patches.rebase import SeriesMove
     from sm120kit.recipes.target import pinned_versions, resolve_source
 
     old, onto = (resolve_source(name, options) for name in names)
-    root = data_root()
     recipes = (old.recipe, onto.recipe)
     key, pinned = options.workspace.key(), pinned_versions(options)
-    return SeriesMove(old.tree, onto.unpatched_tree, recipes, root / PATCHES, root / OVERRIDES, key, pinned)
+    return SeriesMove(old.tree, onto.unpatched_tree, recipes, top_root() / PATCHES, data_root() / OVERRIDES, key, pinned)
 
 
 def _report(progress: RebaseProgress, move: SeriesMove, directory: Path, *, json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import DebianSources, Json, Overwrite, RecipeName, RecipeNames, Sources, lockable_names
+from sm120kit.cli.options import DebianSources, Json, Overwrite, RecipeName, RecipeNames, Sources, lockable_names, patches_root
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -15,17 +15,24 @@ if TYPE_CHECKING:
 
 
 def list_(json: Json = False) -> None:
-    """List the recipes."""
+    """List the recipes.
+
+    In a repository of `sm120kit init` also where each comes from, and what overrides what.
+    """
     from sm120kit import recipes
+    from sm120kit.core.data_roots import origin, user_repository
 
     listed = [recipes.load(name) for name in recipes.names()]
     if json:
-        console.json_data([recipe.model_dump(mode="json") for recipe in listed])
+        origins = ({"from": origin(recipes.KIND, recipes.path_of(recipe.name))} for recipe in listed)
+        console.json_data([recipe.model_dump(mode="json") | where for recipe, where in zip(listed, origins, strict=True)])
         return
     rows = []
     for recipe in listed:
-        rows.append((recipe.name, recipe.made_from, " ".join(recipe.archs), " ".join(recipe.groups), recipe.summary))
-    console.table(("recipe", "made from", "archs", "kernel groups", "summary"), rows)
+        where = [origin(recipes.KIND, recipes.path_of(recipe.name))] if user_repository() else []
+        rows.append((recipe.name, *where, recipe.made_from, " ".join(recipe.archs), " ".join(recipe.groups), recipe.summary))
+    own = ["from"] if user_repository() else []
+    console.table(("recipe", *own, "made from", "archs", "kernel groups", "summary"), rows)
 
 
 def show(name: RecipeName, json: Json = False) -> None:
@@ -86,12 +93,26 @@ def _environment(table: EnvironmentTable) -> list[tuple[str, str]]:
 def check(names: RecipeNames = None) -> None:
     """Validate recipes.
 
-    All problems of a file are reported at once.
+    All problems of a file are reported at once. Of recipes that a repository of `sm120kit init` has or has locked, also prints
+    the patches that were added, changed or removed since, such as by an upgrade of sm120kit.
     """
     from sm120kit import recipes
 
     for name in names or recipes.names():
-        console.data(f"ok {recipes.load(name).name}")
+        file, recipe = recipes.load_with_path(name)
+        console.data(f"ok {recipe.name}")
+        for change in _changes_since_locked(recipes.lock_path(file)):
+            console.data(f"  since it was locked: {change}")
+
+
+def _changes_since_locked(path: Path) -> list[str]:
+    from sm120kit.core.data_roots import user_repository
+    from sm120kit.recipes import lockfile
+
+    own = user_repository()
+    if own is None or not path.is_relative_to(own) or not path.is_file():
+        return []
+    return list(lockfile.series_changes(lockfile.read(path), patches_root()))
 
 
 def lock(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sm120kit import engines
-from sm120kit.core.data_roots import data_root
+from sm120kit.core import data_roots
 from sm120kit.core.errors import BadInput, did_you_mean
 from sm120kit.core.outside import parse_json
 
@@ -59,7 +59,7 @@ class ParserRecord:
 
 def record_path(recipe: str) -> Path:
     """Path of the record of a recipe's options."""
-    return data_root() / "recipes" / "engines" / f"{recipe}{_SUFFIX}"
+    return data_roots.find("engines", f"{recipe}{_SUFFIX}")
 
 
 def load(recipe: str) -> ParserRecord | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.data_roots import data_root
+from sm120kit.core import data_roots
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json
@@ -28,7 +28,7 @@ GPUS: dict[str, dict[str, Any]] = {
 
 def record_path(recipe: str) -> Path:
     """Path of the record of a recipe."""
-    return data_root() / "recipes" / "engines" / f"{recipe}.backends.json"
+    return data_roots.find("engines", f"{recipe}.backends.json")
 
 
 def load(recipe: str) -> dict[str, dict[str, Any]]:
@@ -101,7 +101,7 @@ def gpu(configuration: Configuration) -> dict[str, Any]:
 
 def model_path(configuration: Configuration) -> Path:
     """Path of the ``config.json`` of a configuration's checkpoint, with its source."""
-    return data_root() / "recipes" / "checkpoints" / f"{configuration.model.repository.replace('/', '--')}.json"
+    return data_roots.find("checkpoints", f"{configuration.model.repository.replace('/', '--')}.json")
 
 
 def last_node(configuration: Configuration) -> Node | None:

@@ -10,7 +10,7 @@ from sm120kit.patches.format import Patch, normal_form, read_foreign
 from sm120kit.patches.mails import read_commit, read_diffs
 from sm120kit.patches.materialise import index_file, materialise, write
 from sm120kit.patches.records import TreeProject, projects_in_tree
-from sm120kit.patches.series import fix, lint, load, load_for_tree, projects
+from sm120kit.patches.series import fix, lint, load, load_for_tree, origin, projects
 
 __all__ = [
     "ImportTarget",
@@ -36,6 +36,7 @@ __all__ = [
     "mentions",
     "new_message",
     "normal_form",
+    "origin",
     "projects",
     "projects_in_tree",
     "read_commit",

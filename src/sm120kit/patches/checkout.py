@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sm120kit import sources
 from sm120kit.core import reporting
-from sm120kit.core.data_roots import data_root
+from sm120kit.core.data_roots import data_root, top_root, user_repository
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
@@ -26,20 +26,24 @@ PATCHES, OVERRIDES = "patches", "cutlass_overrides"
 
 
 def series_files() -> dict[str, str]:
-    """The sha256 of every file of the patch series and of the CUTLASS overrides, by path below the data directory."""
-    root = data_root()
-    files = [path for name in (PATCHES, OVERRIDES) for path in sorted((root / name).rglob("*")) if path.is_file()]
-    return {str(path.relative_to(root)): file_sha256(path) for path in files}
+    """The sha256 of every file of the patch series and of the CUTLASS overrides, by path below the data directory.
+
+    Paths of a user's series begin with ``own/``.
+    """
+    root, own = data_root(), user_repository()
+    files = [("", root, path) for name in (PATCHES, OVERRIDES) for path in sorted((root / name).rglob("*"))]
+    files += [("own/", own, path) for path in sorted((own / PATCHES).rglob("*"))] if own else []
+    return {f"{prefix}{path.relative_to(base)}": file_sha256(path) for prefix, base, path in files if path.is_file()}
 
 
 def has_series(project: str) -> bool:
     """Whether a project has a patch series."""
-    return (data_root() / PATCHES / project / "series").is_file()
+    return any((root / PATCHES / project / "series").is_file() for root in (top_root(), data_root()))
 
 
 def series_of(pin: Pin, inside: tuple[VendoredProject, ...]) -> list[Patch]:
     """The patches of every project in a source. See :func:`sm120kit.patches.series.load` for errors."""
-    return load_for_tree(pin, inside, data_root() / PATCHES)
+    return load_for_tree(pin, inside, top_root() / PATCHES)
 
 
 def fetch_patched(pin: Pin, inside: tuple[VendoredProject, ...], options: Options, files: Mapping[str, str]) -> PatchedTree:
@@ -56,7 +60,7 @@ def fetch_patched(pin: Pin, inside: tuple[VendoredProject, ...], options: Option
         return cached
     checkout = sources.fetch(pin, options.workspace, options.origin)
     with reporting.step(f"applying the patches for {pin.project} {pin.version}"):
-        tree = apply(checkout, inside, data_root() / PATCHES, data_root() / OVERRIDES)
+        tree = apply(checkout, inside, top_root() / PATCHES, data_root() / OVERRIDES)
     write_record(record_path(pin, inside, options.workspace, files), tree)
     return tree
 

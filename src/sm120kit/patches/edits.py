@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
@@ -178,6 +179,10 @@ def export_edits(
         exported = export(repository, BASE, SERIES, projects, headers)
         recorded = _recorded_tip(repository, edited, record)
         own_files = headers.edited(repository, (recorded, SERIES), root.parent / OVERRIDES)
+        if own_files and built_in_below(root):
+            raise BadInput(
+                f"{directory} changes headers of cutlass_overrides, which are built in", "change them in a clone of sm120kit"
+            )
         merge = record.series != present.series
         meanwhile: list[str] = []
         if merge:

@@ -13,13 +13,15 @@ from types import MappingProxyType
 from packaging.specifiers import SpecifierSet
 
 from sm120kit.core.atomic_writes import write_together
+from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.core.outside import mail_date
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import git_apply
 from sm120kit.patches.format import Patch, normal_form, overlap, parse, render
+from sm120kit.patches.message import complete, is_complete, with_defaults
 from sm120kit.patches.records import TreeProject, owner_of
-from sm120kit.patches.series import load, needs, read, require_no_problems, series_content, slug_lines, slug_problem
+from sm120kit.patches.series import built_in, load, needs, read, require_no_problems, series_content, slug_lines, slug_problem
 from sm120kit.patches.series import projects as all_projects
 from sm120kit.sources.git import Repository
 
@@ -59,7 +61,8 @@ def export(
 ) -> tuple[Exported, ...]:
     """Export the commits above ``base`` up to ``tip`` as patches, in order.
 
-    A commit that ``apply`` made keeps the name of its file; a new commit gets a slug from its subject. Commits that only change
+    A commit that ``apply`` made keeps the name of its file; a new commit gets a slug from its subject, and placeholders for the
+    trailers that it lacks. Commits that only change
     ``headers`` are left out.
 
     Raises:
@@ -95,7 +98,9 @@ def export_commit(
             f"name the file in the last line of the commit message: Patch: {project.project}/NAME",
         )
     change = diff(repository, message.parents, commit, project.path)
-    content = render(message.author, message.date, message.subject, message.body, change)
+    name = f"{project.project}/{message.slug}"
+    body = message.body if is_complete(message.body) else complete(message.body, name, project.version)
+    content = render(message.author, message.date, message.subject, body, change)
     return Exported(parse_own(project.project, message.slug, content), commit, message.parents)
 
 
@@ -194,17 +199,20 @@ def write_back(
     files: dict[Path, bytes | None] = {}
     kept: dict[str, Patch] = {patch.name: patch for each in all_projects(root) for patch in load(root, each)}
     removed: list[Patch] = []
+    below_user = built_in_below(root) is not None
     names = {patch.name for project in projects for patch in load(root, project.project)}
     if unknown := sorted({*overwrite} - names):
         raise NotFound(f"no patch {', '.join(unknown)}", f"--overwrite takes the names of patches: {', '.join(sorted(names))}")
     for project in projects:
         directory = root / project.project
         existing = {patch.slug: patch for patch in load(root, project.project)}
+        below, own = built_in(root, project.project), [slug for _, slug in slug_lines(directory / "series")]
         contents: dict[str, bytes] = {}
         for commit in exported:
             if commit.patch.project != project.project:
                 continue
             patch = _file_of(repository, commit, project, existing, overwrite)
+            patch = with_defaults(patch) if below_user else patch
             if patch.slug in contents:
                 raise BadInput(f"{commit.title}: two commits are for {patch.name}", "squash them or change a subject")
             contents[patch.slug] = normal_form(patch)
@@ -215,18 +223,33 @@ def write_back(
             if not patch.is_for(project.version) and patch.slug not in contents:
                 slugs.insert(slugs.index(before) + 1 if before else 0, patch.slug)
             before = patch.slug if patch.slug in slugs else before
+        _require_built_in_kept([patch for slug, patch in below.items() if slug not in slugs])
         for slug, content in contents.items():
             if slug not in existing or existing[slug].content != content:
                 files[directory / f"{slug}.patch"] = content
-        if [slug for _, slug in slug_lines(directory / "series")] != slugs:
+        slugs = [slug for slug in slugs if slug not in below or slug in own or directory / f"{slug}.patch" in files]
+        if own != slugs:
             files[directory / "series"] = series_content(directory / "series", slugs)
-        removed += [kept.pop(patch.name) for patch in existing.values() if patch.slug not in slugs]
-        files |= {directory / f"{slug}.patch": None for slug in existing if slug not in slugs}
+        removed += [kept.pop(patch.name) for patch in existing.values() if patch.slug not in {*slugs, *below}]
+        files |= {directory / f"{slug}.patch": None for slug in own if slug not in slugs}
     _require_no_dependants(removed, kept.values())
     require_no_problems([problem for project in projects for problem in problems_after(files, root, project.project)])
     files |= others
     write_together(files)
     return list(files)
+
+
+def _require_built_in_kept(missing: Sequence[Patch]) -> None:
+    """Require that no built-in patch would be removed from below a user's series.
+
+    Raises:
+        BadInput: one would.
+    """
+    if missing:
+        raise BadInput(
+            f"built-in patches are not among the commits: {', '.join(patch.name for patch in missing)}",
+            "keep their commits; to leave a patch out for a version, change its Applies-To",
+        )
 
 
 def _require_no_dependants(removed: Sequence[Patch], kept: Collection[Patch]) -> None:

@@ -21,8 +21,10 @@ from sm120kit.patches.series import (
     load,
     load_for_tree,
     projects,
+    read_own,
     renamed_series,
     require_no_problems,
+    require_own,
     requiring,
     series_content,
     slug_lines,
@@ -116,6 +118,7 @@ def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]], *, 
     Raises:
         PatchConflict: there are such patches, and they are not to be removed.
     """
+    require_own(root, patch)
     lines = [f"  {name} in {recipe} does not apply without it" for recipe, names in required_by.items() for name in names]
     named = requiring(patch, root)
     lines += [f"  {name} requires it" for name in named]
@@ -125,7 +128,11 @@ def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]], *, 
             "drop or change them first, or remove them with it: --with-dependants",
         )
     gone = {patch.name, *named, *(name for names in required_by.values() for name in names)}
-    kept = [other for project in projects(root) for other in load(root, project) if other.name not in gone]
+    every = [other for project in projects(root) for other in load(root, project)]
+    for other in every:
+        if other.name in gone:
+            require_own(root, other)
+    kept = [other for other in every if other.name not in gone]
     files: dict[Path, bytes | None] = {}
     for name in sorted(gone):
         directory, slug = (root / name).parent, name.partition("/")[2]
@@ -148,6 +155,7 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
         BadInput: ``slug`` is no slug.
         AlreadyExists: another patch or proof has the name.
     """
+    require_own(root, patch)
     if problem := slug_problem(slug):
         raise BadInput(problem, "patches/README.md describes the names of patches")
     directory = root / patch.project
@@ -168,7 +176,7 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
             before, after = (f'"patch": "{patch.project}/{name}"'.encode() for name in (old, new))
             files |= {proof: None, renamed: content.replace(before, after, 1)}
     for project in projects(root):
-        for other in load(root, project):
+        for other in read_own(root, project)[0]:
             new = slugs.get(other.slug, other.slug) if project == patch.project else other.slug
             body = other.body
             body = renamed_relations(body, names)

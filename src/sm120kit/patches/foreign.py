@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 
 from sm120kit.core.atomic_writes import write_together
+from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.patches.diff import Problem, path_problem, scan
 from sm120kit.patches.drift import steps
 from sm120kit.patches.export import diff, parse_own, problems_after, slug_of
-from sm120kit.patches.format import Patch, render
+from sm120kit.patches.format import Patch, normal_form, render
 from sm120kit.patches.mails import ForeignPatch
-from sm120kit.patches.message import SUBJECT, complete, to_fill_in
+from sm120kit.patches.message import SUBJECT, complete, to_fill_in, with_defaults
 from sm120kit.patches.records import PatchedTree, PatchState, TreeProject, owner_of, projects_in_tree
-from sm120kit.patches.series import require_no_problems, series_content, slug_lines, slug_problem
+from sm120kit.patches.series import built_in, require_no_problems, series_content, slug_lines, slug_problem
 from sm120kit.sources.git import GitIndex, Repository
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def import_patches(
     above, written, imported = tree.tree, dict[Path, bytes | None](), list[Imported]()
     for each in foreign:
         patch, left_out, above = _import(each, tree, above, target)
+        if built_in_below(root):
+            patch = replace(patch, content=normal_form(with_defaults(patch)))
         directory = root / patch.project
         file, series = directory / f"{patch.slug}.patch", directory / "series"
         require_free(root, patch.project, patch.slug)
@@ -121,7 +124,8 @@ def require_free(root: Path, project: str, slug: str) -> None:
         AlreadyExists: a series or a file has it.
     """
     file = root / project / f"{slug}.patch"
-    if file.exists() or file.is_symlink() or slug in [name for _, name in slug_lines(file.with_name("series"))]:
+    listed = [name for _, name in slug_lines(file.with_name("series"))]
+    if file.exists() or file.is_symlink() or slug in listed or slug in built_in(root, project):
         raise AlreadyExists(f"there is a patch {project}/{slug} already", "choose another name")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from sm120kit.patches import anchors
@@ -26,6 +27,15 @@ _VALUES = {
     "Evidence": "the proof that `sm120kit patch prove {name} --write` writes, or tests",
     "Drop-When": "the condition for removing the patch",
 }
+_DEFAULTS = {
+    "Upstream-Status": "Pending",
+    "Matters-For": "not stated",
+    "No-Effect-For": "not stated",
+    "Evidence": "none",
+    "Drop-When": "upstream has the change",
+}
+"""Values for the placeholders in a user's own patch: what upstream would need, reason and origin, is left to fill in."""
+
 _ORDER = (*REQUIRED[:2], "Fixed-In", *RELATIONS, *REQUIRED[2:5], "Probe", *anchors.TRAILERS, *REQUIRED[5:], "Signed-off-by")
 _TO_FILL_IN = re.compile(rf"(?:([A-Z][A-Za-z-]*): )?{PLACEHOLDER}\b:? ?(.*)")
 
@@ -58,6 +68,17 @@ def complete(body: str, name: str, version: str) -> str:
     trailers = [(missing | own).get(trailer, []) for trailer in _ORDER]
     text = "\n\n".join(filter(None, [*paragraphs, "\n".join(prose)])) or BODY
     return f"{text}\n\n" + "\n".join(line for chunk in trailers for line in chunk)
+
+
+def is_complete(body: str) -> bool:
+    """Whether a message has all required trailers."""
+    return all(re.search(rf"^{trailer}:", body, re.MULTILINE) for trailer in REQUIRED)
+
+
+def with_defaults(patch: Patch) -> Patch:
+    """A user's own patch without placeholders where a default will do."""
+    placeholder = re.compile(rf"^({'|'.join(_DEFAULTS)}): {PLACEHOLDER}\b.*(?:\n[ \t].*)*", re.MULTILINE)
+    return replace(patch, body=placeholder.sub(lambda line: f"{line[1]}: {_DEFAULTS[line[1]]}", patch.body))
 
 
 def to_fill_in(patch: Patch, file: Path) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from sm120kit.core.atomic_writes import write_atomic, write_together
+from sm120kit.core.data_roots import REPOSITORY_FILE, built_in_below
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
@@ -46,7 +47,7 @@ from sm120kit.patches.rebase_directory import (
     write_state,
 )
 from sm120kit.patches.records import PatchedTree, PatchState, TreeProject, projects_in_tree
-from sm120kit.patches.series import load_for_tree, slug_problem
+from sm120kit.patches.series import load_for_tree, series_content, slug_lines, slug_problem
 from sm120kit.patches.threeway import HunkState, Merge, Pick, hunk_states, merge, recommit
 from sm120kit.sources.git import GitIndex, Repository
 
@@ -405,7 +406,9 @@ def _plan_writes(repository: Repository, move: SeriesMove, record: RebaseRecord)
     projects = [project.project for project in move.projects]
     exported = export(repository, record.base, record.head, move.projects)
     with tempfile.TemporaryDirectory(prefix="sm120kit-series-") as scratch:
-        root = Path(scratch)
+        root = Path(scratch) / move.root.name
+        if built_in_below(move.root):
+            shutil.copyfile(move.root.parent / REPOSITORY_FILE, root.parent / REPOSITORY_FILE)
         for project in projects:
             if (move.root / project).is_dir():
                 shutil.copytree(move.root / project, root / project)
@@ -474,7 +477,11 @@ def _final_patches(
         if patch.is_for(version) and patch.is_for(kept_version) and patch.name not in kept:
             first = ranges.split(_range(patch), kept_version, version, move.pinned.get(patch.project, ()))[0]
             shortened = with_versions(patch, patch.slug, f"{patch.project} {first}")
-            write_atomic(root / patch.project / f"{patch.slug}.patch", normal_form(shortened))
+            directory = root / patch.project
+            listed = [slug for _, slug in slug_lines(directory / "series")]
+            if patch.slug not in listed:  # a built-in patch below a user's series
+                write_atomic(directory / "series", series_content(directory / "series", [*listed, patch.slug]))
+            write_atomic(directory / f"{patch.slug}.patch", normal_form(shortened))
     return final, overwrite
 
 

@@ -1,4 +1,8 @@
-"""A project's series: read it from disk, report every problem in it, write it."""
+"""A project's series: read it from disk, report every problem in it, write it.
+
+The series below a user's ``patches/`` lie above the built-in ones: each patch comes after the built-in patches of its project,
+or in the place of the built-in patch of the same name.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from itertools import combinations
 from pathlib import Path
 
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.errors import BadInput
+from sm120kit.core.data_roots import built_in_below, origin_of
+from sm120kit.core.errors import BadInput, SystemRefused
 from sm120kit.patches import evidence
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, normal_form, overlap, parse
@@ -25,7 +30,8 @@ _SLUG = re.compile(r"[a-z0-9]+(?:[-._]{1,2}[a-z0-9]+)*")
 
 def projects(root: Path) -> list[str]:
     """Every project that has patches below ``root``."""
-    return sorted({path.parent.name for pattern in ("*/series", "*/*.patch") for path in root.glob(pattern)})
+    roots = [root, *filter(None, [built_in_below(root)])]
+    return sorted({path.parent.name for each in roots for pattern in ("*/series", "*/*.patch") for path in each.glob(pattern)})
 
 
 def load(root: Path, project: str) -> tuple[Patch, ...]:
@@ -52,7 +58,7 @@ def lint(root: Path) -> list[Problem]:
         patches, problems_of_project = read(root, project)
         problems += problems_of_project
         problems += _relation_problems(root, patches, every)
-        for patch in patches:
+        for patch in read_own(root, project)[0]:
             problems += to_fill_in(patch, root / project / f"{patch.slug}.patch")
             problems += evidence.problems(root, patch)
     return problems
@@ -94,7 +100,7 @@ def fix(root: Path) -> list[Path]:
     """
     changed = []
     for project in projects(root):
-        for patch in read(root, project)[0]:
+        for patch in read_own(root, project)[0]:
             file = root / project / f"{patch.slug}.patch"
             normal = normal_form(patch)
             if normal != patch.content and _is_complete(patch) and not parse(project, file, normal)[1]:
@@ -118,8 +124,51 @@ def require_no_problems(problems: list[Problem]) -> None:
         raise BadInput("\n".join([count, *map(str, problems)]), "patches/README.md describes the format")
 
 
+def built_in(root: Path, project: str) -> dict[str, Patch]:
+    """The built-in patches of a project below a user's ``patches/``, by slug; none for a ``patches/`` of another kind."""
+    below = built_in_below(root)
+    return {patch.slug: patch for patch in load(below, project)} if below else {}
+
+
+def origin(root: Path, patch: Patch) -> str:
+    """Where a patch comes from, in words. See :func:`sm120kit.core.data_roots.origin_of`."""
+    below = built_in_below(root)
+    file = f"{patch.name}.patch"
+    return origin_of(below is not None and (root / file).is_file(), below is not None and (below / file).is_file())
+
+
+def require_own(root: Path, patch: Patch) -> None:
+    """Require that a patch is in the series below ``root`` itself.
+
+    Raises:
+        SystemRefused: it is a built-in patch, below a user's.
+    """
+    if not (root / patch.project / f"{patch.slug}.patch").is_file():
+        raise SystemRefused(
+            f"{patch.name} is built in, and {root} contains patches of your own",
+            f"override it: sm120kit patch edit RECIPE --into DIR, change its commit, and export it; its Applies-To can exclude"
+            f" versions ({patch.trailer('Applies-To')})",
+        )
+
+
 def read(root: Path, project: str) -> tuple[tuple[Patch, ...], list[Problem]]:
     """The patches of a project that can be parsed, in order, and all problems of the project."""
+    patches, problems = read_own(root, project)
+    own = {patch.slug: patch for patch in patches}
+    replaced = [own.pop(slug, patch) for slug, patch in built_in(root, project).items()]
+    every = (*replaced, *own.values())
+    for earlier, later in combinations(every, 2):
+        shared = overlap(earlier.versions, later.versions) if earlier.family == later.family else ""
+        if shared:
+            numbered = enumerate(later.content.split(b"\n"), 1)
+            number = next((number for number, line in numbered if line.startswith(b"Applies-To:")), 1)
+            text = f"Applies-To overlaps that of {earlier.slug}: both hold for {project} {shared}"
+            problems.append(Problem(root / project / f"{later.slug}.patch", number, text))
+    return every, problems
+
+
+def read_own(root: Path, project: str) -> tuple[tuple[Patch, ...], list[Problem]]:
+    """The patches of a project below ``root`` itself that can be parsed, in order, and all problems of their files."""
     directory, problems, patches = root / project, [], []
     first_line: dict[str, int] = {}
     for number, slug in slug_lines(directory / "series"):
@@ -139,13 +188,6 @@ def read(root: Path, project: str) -> tuple[tuple[Patch, ...], list[Problem]]:
     for file in sorted(directory.glob("*.patch")):
         if file.stem not in first_line:
             problems.append(Problem(file, 1, f"not in {directory / 'series'}"))
-    for earlier, later in combinations(patches, 2):
-        shared = overlap(earlier.versions, later.versions) if earlier.family == later.family else ""
-        if shared:
-            numbered = enumerate(later.content.split(b"\n"), 1)
-            number = next((number for number, line in numbered if line.startswith(b"Applies-To:")), 1)
-            text = f"Applies-To overlaps that of {earlier.slug}: both hold for {project} {shared}"
-            problems.append(Problem(directory / f"{later.slug}.patch", number, text))
     return tuple(patches), problems
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sm120kit.core.data_roots import data_root
+from sm120kit.core import data_roots
 from sm120kit.core.errors import BadInput, NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Arch
@@ -40,7 +40,6 @@ __all__ = [
     "ModuleTable",
     "Recipe",
     "TargetTable",
-    "directory",
     "group",
     "json_schema",
     "kind_of",
@@ -53,16 +52,22 @@ __all__ = [
     "lock_path",
     "names",
     "parse_arch",
+    "path_of",
     "read",
+    "writable_lock_path",
 ]
 
 DEFAULT_RECIPES = {"flashinfer": "flashinfer-0.6.6"}
 """The recipe for a bare engine name: of FlashInfer, the release whose kernels were compiled and checked most."""
 
 
-def directory() -> Path:
-    """Directory of the recipes of engines."""
-    return data_root() / "recipes" / "engines"
+KIND = "engines"
+"""The kind of recipes of engines, for :mod:`sm120kit.core.data_roots`."""
+
+
+def path_of(name: str) -> Path:
+    """The file of a recipe by its full name: the user's if there is one, else the built-in, which may not exist."""
+    return data_roots.find(KIND, f"{name}.toml")
 
 
 def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> list[str]:
@@ -78,10 +83,10 @@ def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> li
         try:
             return engine, Version(version), variant
         except InvalidVersion:
-            problem = f"{directory() / name}.toml: {version!r} is not a version"
+            problem = f"{path_of(name)}: {version!r} is not a version"
             raise BadInput(problem, "rename it to ENGINE-VERSION.toml or ENGINE-VERSION-VARIANT.toml, or remove it") from None
 
-    stems = [path.stem for path in directory().glob("*.toml") if path.stem.count("-")]
+    stems = [stem for stem in data_roots.entries(KIND) if stem.count("-")]
     return sorted((name for name in stems if kind is None or kind_of(_split_name(name)[0]) is kind), key=order)
 
 
@@ -120,17 +125,17 @@ def _locate(name: str) -> tuple[Path, Recipe | None]:
         if not of_engine:
             raise NotFound(
                 f"unknown recipe {name!r}{did_you_mean(stem, known)}",
-                f"recipes: {', '.join(known) or 'none'} (in {directory()})",
+                f"recipes: {', '.join(known) or 'none'} (in {' and '.join(map(str, data_roots.folders(KIND)))})",
             )
         if stem not in DEFAULT_RECIPES:
             return _newest_verified(stem, of_engine)
         stem = DEFAULT_RECIPES[stem]
-    return directory() / f"{stem}.toml", None
+    return path_of(stem), None
 
 
 def _newest_verified(engine: str, of_engine: list[str]) -> tuple[Path, Recipe]:
     for name in (name for name in reversed(of_engine) if not _split_name(name)[2]):
-        path = directory() / f"{name}.toml"
+        path = path_of(name)
         recipe = read(path)
         if recipe.state == "verified":
             return path, recipe
@@ -142,8 +147,19 @@ def _newest_verified(engine: str, of_engine: list[str]) -> tuple[Path, Recipe]:
 
 
 def lock_path(recipe: Path) -> Path:
-    """The lockfile of a recipe's file: ``<recipe>.lock.json`` beside it."""
-    return recipe.with_suffix(".lock.json")
+    """The lockfile of a recipe's file: ``<recipe>.lock.json`` beside it.
+
+    In a user's repository, that of a built-in recipe is in the repository once it was locked there: with the user's patches.
+    """
+    own = writable_lock_path(recipe)
+    return own if own.exists() else recipe.with_suffix(".lock.json")
+
+
+def writable_lock_path(recipe: Path) -> Path:
+    """The path to which the lockfile of a recipe's file is written."""
+    *own, built_in = data_roots.folders(KIND)
+    beside = recipe.with_suffix(".lock.json")
+    return own[0] / beside.name if own and recipe.parent == built_in else beside
 
 
 def load_with_path(name: str) -> tuple[Path, Recipe]:

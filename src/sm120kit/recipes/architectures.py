@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sm120kit.core.data_roots import data_root
+from sm120kit.core import data_roots
 from sm120kit.core.errors import BadInput
 from sm120kit.recipes.load import problems_message, read_toml, validate
 from sm120kit.recipes.schema import Name, Strict
@@ -113,8 +113,8 @@ class Architecture(Strict):
 
 
 def names() -> tuple[str, ...]:
-    """The architectures that come with sm120kit."""
-    return tuple(sorted(path.stem for path in (data_root() / "recipes" / "models").glob("*.toml")))
+    """The names of the architectures."""
+    return tuple(sorted(data_roots.entries("models")))
 
 
 def load(name: str) -> Architecture:
@@ -123,7 +123,7 @@ def load(name: str) -> Architecture:
     Raises:
         BadInput: the file is not well-formed; the message has every problem.
     """
-    path = data_root() / "recipes" / "models" / f"{name}.toml"
+    path = data_roots.find("models", f"{name}.toml")
     architecture = validate(Architecture, read_toml(path), path)
     if (architecture.attention is None) == (architecture.latent_attention is None):
         raise BadInput(problems_message(path, ["exactly one of attention and latent_attention is required"]))

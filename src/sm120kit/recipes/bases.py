@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
+from sm120kit.core import data_roots
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.data_roots import data_root, require_not_installed
+from sm120kit.core.data_roots import require_writable
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, did_you_mean
 from sm120kit.core.record_files import record_json
@@ -83,8 +84,8 @@ class BaseLock:
 
 
 def names() -> tuple[str, ...]:
-    """Names of the bases in this repository."""
-    return tuple(sorted(path.stem for path in _directory().glob("*.toml")))
+    """Names of the bases."""
+    return tuple(sorted(data_roots.entries("bases")))
 
 
 def load(name: str, heirs: tuple[str, ...] = ()) -> Base:
@@ -96,7 +97,7 @@ def load(name: str, heirs: tuple[str, ...] = ()) -> Base:
     """
     if name not in names():
         raise NotFound(f"unknown base {name!r}{did_you_mean(name, names())}", f"bases: {', '.join(names()) or 'none'}")
-    path = _directory() / f"{name}.toml"
+    path = data_roots.find("bases", f"{name}.toml")
     data = read_toml(path, "see the files in recipes/bases for examples")
     if (like := data.pop("like", None)) in (name, *heirs):
         raise BadInput(
@@ -118,7 +119,7 @@ def load(name: str, heirs: tuple[str, ...] = ()) -> Base:
 
 def lock_path(name: str) -> Path:
     """The lockfile of a base."""
-    return _directory() / f"{name}.lock.json"
+    return data_roots.find("bases", f"{name}.lock.json")
 
 
 def lock_id(name: str) -> str:
@@ -168,7 +169,8 @@ def lock(base: Base, options: Options, *, upgrade: bool = False) -> BaseLock:
     Raises:
         ResolutionFailed, FetchFailed and others: see :func:`sm120kit.sources.debian.resolve`.
     """
-    require_not_installed(lock_path(base.name))
+    path = data_roots.writable_folder("bases") / lock_path(base.name).name
+    require_writable(path)
     closures = () if upgrade else _reusable(base)
     if not closures:
         resolved = []
@@ -178,7 +180,7 @@ def lock(base: Base, options: Options, *, upgrade: bool = False) -> BaseLock:
             resolved.append(BaseClosure(machine, packages, digest_of(packages)))
         closures = tuple(resolved)
     locked = BaseLock(FORMAT, base.inputs(), closures)
-    write_atomic(lock_path(base.name), record_json(locked).encode())
+    write_atomic(path, record_json(locked).encode())
     return locked
 
 
@@ -218,7 +220,3 @@ def _content(name: str) -> bytes:
         return lock_path(name).read_bytes()
     except FileNotFoundError as error:
         raise Mismatch(f"{name} is not locked: there is no {lock_path(name)}", f"sm120kit recipe lock {name}") from error
-
-
-def _directory() -> Path:
-    return data_root() / "recipes" / "bases"

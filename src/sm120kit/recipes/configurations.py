@@ -10,12 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from sm120kit import engines
-from sm120kit.core.data_roots import data_root
+from sm120kit.core import data_roots
 from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.outside import file_problem
 from sm120kit.engines import parser
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText
+
+KIND = "configurations"
+"""The kind of these files, for :mod:`sm120kit.core.data_roots`."""
 
 UNPINNED = "unpinned"
 
@@ -168,8 +171,8 @@ class Configuration(Strict):
 
 
 def names() -> tuple[str, ...]:
-    """Names of the configurations in this repository."""
-    return tuple(sorted(path.stem for path in _directory().glob("*.toml")))
+    """Names of the configurations: the user's and the built-in."""
+    return tuple(sorted(data_roots.entries(KIND)))
 
 
 def load(name: str) -> Configuration:
@@ -180,7 +183,7 @@ def load(name: str) -> Configuration:
         BadInput: the file is not well-formed; the message lists every problem.
     """
     given = name.endswith(".toml") or "/" in name
-    path = Path(name) if given else _directory() / f"{name}.toml"
+    path = Path(name) if given else data_roots.find(KIND, f"{name}.toml")
     if why := file_problem(path):
         if given:
             hint = "name a configuration that `sm120kit config list` shows, or an existing file"
@@ -191,10 +194,6 @@ def load(name: str) -> Configuration:
     data = read_toml(path, "see the files in recipes/configurations for examples")
     hint = "correct the file and run `sm120kit config check` again"
     return validate(Configuration, data, path, hint, _contradictions(data, path.stem))
-
-
-def _directory() -> Path:
-    return data_root() / "recipes" / "configurations"
 
 
 def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit import recipes, sources
-from sm120kit.core.data_roots import data_root
+from sm120kit.core.data_roots import top_root
 from sm120kit.core.errors import Mismatch, NotFound
 from sm120kit.patches.checkout import OVERRIDES, PATCHES, fetch_patched, has_series, series_files, series_of
 from sm120kit.patches.drift import status, status_without_source
@@ -55,7 +55,7 @@ class PatchSource:
     def statuses(self) -> tuple[PatchStatus, ...]:
         """The status of each patch of its series; the source is fetched only if one is for its version."""
         if self.is_patched:
-            return status(self.checkout, self.inside, data_root() / PATCHES)
+            return status(self.checkout, self.inside, top_root() / PATCHES)
         versions = {part.project: part.version for part in self.projects}
         return tuple(status_without_source(patch, versions[patch.project]) for patch in series_of(self.pin, self.inside))
 
@@ -292,7 +292,7 @@ def _pin_of(wheel: LockedWheel) -> WheelPin:
 
 def argument(recipe: Path) -> str:
     """A recipe's file as an argument of commands: the recipe's name, or the path if it is outside the recipe directory."""
-    return recipe.stem if recipe.parent == recipes.directory() else str(recipe)
+    return recipe.stem if recipe == recipes.path_of(recipe.stem) else str(recipe)
 
 
 def pinned_versions(options: Options) -> dict[str, set[str]]:

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 from sm120kit import patches, recipes, sources
 from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import write_together
-from sm120kit.core.data_roots import data_root, writable_data_root
+from sm120kit.core.data_roots import top_root, writable_data_root, writable_folder
 from sm120kit.core.errors import (
     AlreadyExists,
     BadInput,
@@ -157,8 +157,8 @@ class RecipeMaker:
             Mismatch: the source contains no CUTLASS.
         """
         writable_data_root()
-        if not os.access(recipes.directory(), os.W_OK):
-            raise SystemRefused(f"cannot write to {recipes.directory()}", "use a checkout, or name a copy with SM120KIT_DATA")
+        if not os.access(directory := writable_folder(recipes.KIND), os.W_OK):
+            raise SystemRefused(f"cannot write to {directory}", "check its permissions, or name a copy with SM120KIT_DATA")
         engine, files = self.request.engine, self._files(distribution(self.request.engine))
         version = self._version(files)
         template, variant = self._template(engine, version, files)
@@ -208,7 +208,7 @@ class RecipeMaker:
         return Template(path.stem, read_toml(path), path.read_text(encoding="utf-8")), variant
 
     def _require_new(self, name: str) -> None:
-        path = recipes.directory() / f"{name}.toml"
+        path = recipes.path_of(name)
         if path.exists() and not self.request.overwrite:
             raise AlreadyExists(f"{path} exists", "lock it again with `sm120kit recipe lock`, or replace it with --overwrite")
 
@@ -236,7 +236,7 @@ class RecipeMaker:
                 f"generators that {template.name} lacks: {', '.join(new)}; add a module for those to compile"
             )
         target = self._flashinfer_target(draft)
-        states = patches.status(checkout, target.recipe.inside, data_root() / "patches")
+        states = patches.status(checkout, target.recipe.inside, top_root() / "patches")
         if not self.request.unfinished:
             require_fitting(target.recipe.name, states)
             lockfile.create(target)
@@ -309,7 +309,7 @@ class RecipeMaker:
         required = drafts.requirements(contents[0], python)
         pinned = drafts.require_pin_of_flashinfer(engine, version, required)
         have = [each for each in _versions("flashinfer") if Version(each) == Version(pinned)]
-        path = recipes.directory() / f"flashinfer-{have[0]}.toml" if have else None
+        path = recipes.path_of(f"flashinfer-{have[0]}") if have else None
         if path:
             kernels: Template | Draft = Template(path.stem, read_toml(path), path.read_text(encoding="utf-8"))
             draft = drafts.draft_engine(template, wheel, (contents[0], contents[1]), kernels, variant)
@@ -425,7 +425,8 @@ def _files_of(staged: StagedRecipe) -> tuple[Path, Path, Path]:
 def publish(staged: Sequence[StagedRecipe]) -> list[Path]:
     """Write finished recipes to the directory of recipes, all or none, each lockfile before its recipe; returns the files."""
     files = [file for each in staged for file in _files_of(each) if file.is_file()]
-    written = {recipes.directory() / file.name: file.read_bytes() for file in files}
+    directory = writable_folder(recipes.KIND)
+    written = {directory / file.name: file.read_bytes() for file in files}
     write_together(written)
     return list(written)
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sm120kit import __version__
-from sm120kit.core.data_roots import data_root
+from sm120kit.core.data_roots import data_root, top_root
 from sm120kit.core.digests import digest_of
 from sm120kit.core.record_files import record_json
 from sm120kit.images.attestation import purls
@@ -183,8 +183,8 @@ def _patch(patch: Mapping[str, str]) -> Patch:
     from cyclonedx.model import AttachedText, Encoding, XsUri
     from cyclonedx.model.component import Diff, Patch, PatchClassification
 
-    path = data_root() / _path(patch)
-    content = path.read_bytes() if path.is_file() else b""
+    paths = (root / _path(patch) for root in (top_root(), data_root()))
+    content = next((path.read_bytes() for path in paths if path.is_file()), b"")
     text = None
     if hashlib.sha256(content).hexdigest() == patch["sha256"]:
         encoded = base64.b64encode(content).decode()

@@ -16,6 +16,7 @@ from sm120kit.recipes.lockfile.contents import (
 )
 from sm120kit.recipes.lockfile.create import create
 from sm120kit.recipes.lockfile.read import build_id, read, requirements_txt, text
+from sm120kit.recipes.lockfile.series_changes import series_changes
 from sm120kit.recipes.lockfile.verify import differences, verify
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "requirements_txt",
     "reusable_closure",
     "root_requirements",
+    "series_changes",
     "text",
     "verify",
 ]

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from sm120kit import recipes, sources
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.data_roots import require_not_installed
+from sm120kit.core.data_roots import require_writable
 from sm120kit.core.errors import Mismatch, ResolutionFailed
 from sm120kit.recipes.lockfile.contents import FLASHINFER, constraints, make_closure, reusable_closure, root_requirements
 from sm120kit.recipes.lockfile.read import read, text
@@ -33,7 +33,8 @@ def create(target: Target, *, upgrade: bool = False) -> Lock:
         ResolutionFailed, FetchFailed, OfflineMiss: the wheels could not be resolved.
         Mismatch: the FlashInfer recipe of an engine is not locked, or its lockfile is outdated.
     """
-    require_not_installed(target.lock_path)
+    path = recipes.writable_lock_path(target.path)
+    require_writable(path)
     recipe = target.recipe
     previous = _read_if_valid(target.lock_path)
     closures = []
@@ -41,7 +42,7 @@ def create(target: Target, *, upgrade: bool = False) -> Lock:
         reused = None if upgrade else reusable_closure(previous, recipe, platform)
         closures.append(reused or _resolve(target, platform, None if upgrade else previous))
     lock = current_lock(target, closures)
-    write_atomic(target.lock_path, text(lock).encode())
+    write_atomic(path, text(lock).encode())
     return lock
 
 
