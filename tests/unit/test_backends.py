@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -115,23 +114,3 @@ def test_models_have_a_source_and_list_what_is_assumed() -> None:
         model = json.loads(path.read_text())
         assert set(model) == {"repository", "source", "assumed", "config"} and model["source"] and model["assumed"]
         assert path.stem == model["repository"].replace("/", "--") and model["repository"] in served
-
-
-def test_page_of_models_has_every_configuration() -> None:
-    """A row per model and a column per hardware, whose cells name the engines of the configurations."""
-    lines = re.findall(r"^\| (.*) \|$", (data_root() / "docs" / "models.md").read_text().partition("\n## ")[0], re.MULTILINE)
-    head, *rows = (line.split(" | ") for line in lines if not line.startswith("---"))
-    shown = {
-        (row[0], hardware, engine)
-        for row in rows
-        for hardware, cell in zip(head[1:], row[1:], strict=True)
-        for engine in cell.split(", ")
-        if engine != "-"
-    }
-    expected = set()
-    for configuration in map(configurations.load, configurations.names()):
-        parts = re.match(r"(.+?)-(\dx-(?:rtx-pro-6000|rtx-5090|dgx-spark))", configuration.name)
-        assert parts, configuration.name
-        engine, version = re.sub("^vllm", "vLLM", configuration.engine).replace("sglang", "SGLang").split("-")[:2]
-        expected.add((parts[1], parts[2], f"{engine} {version}"))
-    assert shown == expected

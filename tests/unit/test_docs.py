@@ -132,9 +132,25 @@ def test_commands_exist(page: Path) -> None:
         assert used <= known, f"{page.name}: {line} has no option {', '.join(used - known)}"
 
 
-def test_architecture_page_draws_the_imports_of_the_code() -> None:
-    drawn = subprocess.run([sys.executable, ROOT / "ci" / "import_graph.py"], capture_output=True, text=True, check=True).stdout
-    assert len(drawn.splitlines()) > 10 and f"```\n{drawn}```\n" in (ROOT / "docs" / "architecture.md").read_text(), drawn
+class TestPageBlocks:
+    """Parts of pages that follow from the code and the recipes: the drawing of imports, the tables of configurations."""
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+
+    def test_pages_are_those_of_the_code(self) -> None:
+        done = self.run(ROOT / "ci" / "page_blocks.py", "--check")
+        assert done.returncode == 0, done.stderr
+
+    def test_another_page_is_named_and_written_again(self, tmp_path: Path) -> None:
+        for name in ("ci/page_blocks.py", "docs/architecture.md", "docs/models.md"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(ROOT / name, tmp_path / name)
+        page, right = tmp_path / "docs" / "models.md", (ROOT / "docs" / "models.md").read_text()
+        page.write_text(right.replace("| `kimi-k2.5-8x-rtx-pro-6000`", "| `kimi`"))
+        done = self.run(tmp_path / "ci" / "page_blocks.py", "--check")
+        assert done.returncode == 1 and "docs/models.md" in done.stderr and "architecture" not in done.stderr
+        assert self.run(tmp_path / "ci" / "page_blocks.py").returncode == 0 and page.read_text() == right
 
 
 def test_architecture_page_names_existing_code() -> None:

@@ -1,0 +1,123 @@
+"""Write the parts of pages that follow from the code and the recipes: between ``<!-- NAME: ... -->`` and ``<!-- end -->``.
+
+With ``--check`` nothing is written; the exit code is 1 if a page differs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import grimp
+
+from sm120kit.bench.reproduce import RooflineInputs, expected_cases
+from sm120kit.recipes import configurations
+from sm120kit.recipes.configurations import Configuration, Reference
+
+ROOT = Path(__file__).parents[1]
+HARDWARE = {"rtx-5090": "RTX 5090", "rtx-pro-6000": "RTX PRO 6000", "dgx-spark": "DGX Spark"}
+DOUBTED = ("withdrawn", "not-found")
+
+
+def main() -> None:
+    differ = [page for page in BLOCKS if not _written(ROOT / page, "--check" not in sys.argv[1:])]
+    if differ:
+        sys.exit(f"python ci/page_blocks.py would change {', '.join(differ)}")
+
+
+def _written(page: Path, write: bool) -> bool:
+    """Whether the page's block is what the code gives, after it was written if ``write``."""
+    name, make = BLOCKS[str(page.relative_to(ROOT))]
+    before, start, rest = re.split(rf"(<!-- {name}: .* -->\n)", page.read_text())
+    _, end, after = rest.partition("<!-- end -->")
+    text = f"{before}{start}\n{make()}\n{end}{after}"
+    if write:
+        page.write_text(text)
+    return page.read_text() == text
+
+
+def drawn_imports() -> str:
+    """A line for each package, the highest first, with what it imports and no other import of it leads to."""
+    graph = imports()
+    reached: dict[str, set[str]] = {}
+    lines = []
+    for name in TopologicalSorter({name: sorted(graph[name]) for name in sorted(graph)}).static_order():
+        indirect = set().union(*(reached[imported] for imported in graph[name]))
+        reached[name] = graph[name] | indirect
+        lines.append(f"{name:<9} ─► {', '.join(sorted(graph[name] - indirect))}".rstrip(" ─►") + "\n")
+    return f"```\n{''.join(reversed(lines))}```\n"
+
+
+def imports() -> Mapping[str, set[str]]:
+    """The packages that each package of sm120kit imports, and those that the laboratory imports."""
+    graph = grimp.build_graph("sm120kit", "sm12x_lab", cache_dir=None)
+    packages = {name for name in graph.find_children("sm120kit") if graph.find_children(name)}
+    for name in (*packages, "sm12x_lab"):
+        graph.squash_module(name)
+    found = {name: graph.find_modules_directly_imported_by(name) & packages - {name} for name in (*packages, "sm12x_lab")}
+    return {_short(name): {_short(imported) for imported in below} for name, below in found.items()}
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("sm120kit.")
+
+
+def models() -> str:
+    """A section for each kind and number of GPUs, with its configurations."""
+    sections: dict[tuple[str, int], list[Configuration]] = {}
+    for configuration in map(configurations.load, configurations.names()):
+        sections.setdefault(_hardware(configuration), []).append(configuration)
+    order = sorted(sections, key=lambda key: ([*HARDWARE.values()].index(key[0]), key[1]))
+    return "\n".join("".join(_section(*key, sections[key])) for key in order)
+
+
+def _hardware(configuration: Configuration) -> tuple[str, int]:
+    kind = next(kind for kind in HARDWARE if f"x-{kind}" in configuration.name)
+    return HARDWARE[kind], configuration.hardware.gpus
+
+
+def _section(kind: str, gpus: int, found: list[Configuration]) -> Iterator[str]:
+    yield f"## I have {'one' if gpus == 1 else f'{gpus} x'} {kind}\n\n"
+    yield "| configuration | engine | published, tok/s | expected, tok/s |\n|---|---|---|---|\n"
+    for one in found:
+        yield f"| `{one.name}` | {one.engine} | {_published(one)} | {_expected(one)} |\n"
+
+
+def _figure(configuration: Configuration) -> Reference:
+    """The first published figure that was not withdrawn; if possible one that was measured with what the configuration has."""
+    return min(configuration.reference, key=lambda figure: (figure.reproducibility in DOUBTED, bool(figure.differs)))
+
+
+def _published(configuration: Configuration) -> str:
+    """A figure and its concurrency; ``*`` if it was measured with what the configuration lacks."""
+    figure = _figure(configuration)
+    value = f"{figure.value:g}-{figure.highest:g}" if figure.highest else f"{figure.value:g}"
+    concurrency = f" at concurrency {figure.concurrency}" if figure.concurrency > 1 else ""
+    claim = f", {figure.reproducibility}" if figure.reproducibility in DOUBTED else ""
+    return f"{value}{concurrency}{claim}{' *' if figure.differs else ''}"
+
+
+def _expected(configuration: Configuration) -> str:
+    """The expected rate at that concurrency; with drafts, for no accepted draft to all."""
+    gpus = (configuration.hardware.gpu,) * configuration.hardware.gpus
+    cases = expected_cases(configuration, (), RooflineInputs(gpus=gpus))
+    concurrency = _figure(configuration).concurrency
+    found = next((case.expected for case in cases if case.expected.concurrency == concurrency), None)
+    if found is None:
+        return "not modelled"
+    least, most = (concurrency * tokens / found.step.seconds for tokens in (1, found.at_most))
+    return f"{least:.0f}" if found.at_most == 1 else f"{least:.0f} to {most:.0f}"
+
+
+BLOCKS: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "docs/architecture.md": ("imports", drawn_imports),
+    "docs/models.md": ("configurations", models),
+}
+"""Pages with the name of their block and the function that makes it."""
+
+
+if __name__ == "__main__":
+    main()
