@@ -105,8 +105,8 @@ def _reference() -> Iterator[tuple[str, str]]:
     """Pages generated from the code, by name."""
     yield "cli.md", _cli()
     yield "releases.md", _releases()
-    recipe = _output("-m", "sm120kit", "recipe", "schema")
-    yield "recipe.md", _schema("Recipe files", "Printed by `sm120kit recipe schema`.", json.loads(recipe))
+    recipe = _output("-c", "from sm120kit import recipes; print(recipes.json_schema())")
+    yield "recipe.md", _schema("Recipe files", "What `sm120kit recipe check` accepts.", json.loads(recipe))
     result = (ROOT / "docs" / "result.schema.json").read_text()
     link = _copied(ROOT / "docs" / "result.schema.json")
     yield "result.md", _schema("Results", f"As JSON Schema: [{link.name}](../{link}).", json.loads(result))

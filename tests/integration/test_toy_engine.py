@@ -131,9 +131,9 @@ def test_recipe_and_configuration_are_checked(data: Path, tmp_path: Path) -> Non
         return result.stdout
 
     assert run("recipe", "check", "toy-1.0") == "ok toy-1.0\n" and "toy-1.0" in run("recipe", "list")
-    assert run("config", "check", "toy").startswith("not checked toy")
+    assert run("recipe", "check", "toy").startswith("not checked toy")
     record_options(tmp_path / "wheel")
-    assert run("config", "check", "toy") == "ok toy\n"
+    assert run("recipe", "check", "toy") == "ok toy\n"
     file = tmp_path / "toy.toml"
     for changed, message in ((("--slices", "--slabs"), "no --slices"), (("--longest", "--shortest"), "--shortest")):
         file.write_text(CONFIGURATION.replace(*changed))

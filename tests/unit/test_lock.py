@@ -197,11 +197,6 @@ def test_prose_and_state_do_not_change_the_build_id() -> None:
     assert recipe.model_copy(update={"env": {}}).inputs() != recipe.inputs()
 
 
-def test_requirements_are_pinned_by_hash() -> None:
-    closure = lockfile.make_closure(PLATFORM, "3.12", [wheel("a-b", "1.0", "c")], replaced=False)
-    assert lockfile.requirements_txt(closure) == f"a-b==1.0 --hash=sha256:{'c' * 64}\n"
-
-
 # The lockfiles of this repository
 
 

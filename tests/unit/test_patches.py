@@ -548,7 +548,7 @@ def test_fix_writes_the_normal_form(patch_dir: PatchDirectory) -> None:
     assert patches.fix(patch_dir.root) == [] == patches.lint(patch_dir.root)
 
 
-def test_patch_check_and_list_commands(patch_dir: PatchDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_check_command(patch_dir: PatchDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import json
 
     from typer.testing import CliRunner
@@ -560,8 +560,6 @@ def test_patch_check_and_list_commands(patch_dir: PatchDirectory, tmp_path: Path
     file = patch_dir.put("first", patch_text(patch_dir.edit(BUILDER, 10, "ten\n")))
     runner = CliRunner()
     assert runner.invoke(app, ["patch", "check"]).exit_code == 0
-    (listed,) = json.loads(runner.invoke(app, ["patch", "list", "--json"]).stdout)
-    assert (listed["slug"], listed["Matters-For"]) == ("first", "everybody with a small GPU")
     file.write_bytes(file.read_bytes().replace(b"Origin", b"Orgin"))
     result = runner.invoke(app, ["patch", "check", "--json"])
     assert result.exit_code == 1

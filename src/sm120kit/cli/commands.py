@@ -8,6 +8,7 @@ COMMANDS = Branch(
     "Patch and build vLLM, SGLang and FlashInfer for NVIDIA SM12x GPUs",
     {
         "build": Leaf("build:build", "Build a patched FlashInfer wheel, or an image of vLLM or SGLang with it"),
+        "config": Leaf("config:config", "List the configurations, or show one and its published figures"),
         "doctor": Leaf("doctor:doctor", "Diagnose why an SM12x host hangs, is slow or gives wrong results"),
         "explain": Leaf("explain:explain_", "Explain known errors in a log"),
         "init": Leaf("init:init", "Make a repository for your own recipes, patches and configurations"),
@@ -42,14 +43,6 @@ COMMANDS = Branch(
             default="info",
             alone=True,
         ),
-        "config": Branch(
-            "List, show and check configurations",
-            {
-                "list": Leaf("config:list_", "List the configurations"),
-                "show": Leaf("config:show", "Show a configuration and its published figures"),
-                "check": Leaf("config:check", "Validate configurations"),
-            },
-        ),
         "image": Branch(
             "Build, list, load, export and remove images",
             {
@@ -62,19 +55,16 @@ COMMANDS = Branch(
             default="build",
         ),
         "patch": Branch(
-            "List, check, apply and edit the patch series",
+            "List, check and edit the patch series",
             {
                 "list": Leaf("patch:list_", "List the patches"),
-                "show": Leaf("patch_files:show", "Show a patch and its state on each recipe"),
                 "status": Leaf("patch:status", "Show the state of each patch on each recipe's version"),
                 "drift": Leaf(
                     "patch_drift:drift", "Show the state of each patch on every release that the package index offers"
                 ),
                 "check": Leaf("patch:check", "Check that the series are well-formed and apply"),
-                "apply": Leaf("patch:apply", "Write a recipe's patched source tree to a directory"),
                 "edit": Leaf("patch:edit", "Create a git repository with the series as commits"),
                 "export": Leaf("patch:export", "Write the commits of a `patch edit` repository to the patch files"),
-                "new": Leaf("patch_files:new", "Print the commit message of a new patch, with all trailers"),
                 "import": Leaf("patch_files:import_", "Make patch files of a diff, mail or commit"),
                 "rename": Leaf("patch_files:rename", "Rename a patch and its variants"),
                 "drop": Leaf("patch_files:drop", "Remove a patch from its series"),
@@ -86,12 +76,10 @@ COMMANDS = Branch(
             {
                 "list": Leaf("recipe:list_", "List the recipes"),
                 "show": Leaf("recipe:show", "Show a recipe"),
-                "check": Leaf("recipe:check", "Validate recipes"),
+                "check": Leaf("recipe:check", "Validate recipes and configurations"),
                 "new": Leaf("recipe_new:new", "Make the recipe of an upstream release"),
                 "update": Leaf("recipe_new:update", "List the upstream releases that are newer than the recipes"),
                 "lock": Leaf("recipe:lock", "Lock sources, patches and wheels of recipes by hash"),
-                "requirements": Leaf("recipe:requirements", "Print the locked wheels as a requirements file with hashes"),
-                "schema": Leaf("recipe:schema", "Print the JSON Schema of a recipe"),
             },
         ),
         "verify": Branch(

@@ -206,10 +206,6 @@ RecipeName = Annotated[
     str,
     typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="A recipe, by name, file, or as engine@version."),
 ]
-RecipeNames = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="Recipes, by name or file; default: all."),
-]
 PatchedProject = Annotated[
     str,
     typer.Option(

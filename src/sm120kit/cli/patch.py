@@ -1,4 +1,4 @@
-"""``sm120kit patch``: list, check, apply and edit the patch series."""
+"""``sm120kit patch``: check and edit the patch series, and their state on recipes."""
 
 from __future__ import annotations
 
@@ -120,30 +120,6 @@ def check(
         raise typer.Exit(1)
 
 
-def apply(
-    recipe: SourceRecipeName,
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New or empty directory.")],
-    project: PatchedProject = "",
-    *,
-    sources: Sources,
-    json: Json = False,
-) -> None:
-    """Write a recipe's patched source tree to a directory."""
-    from sm120kit import patches
-    from sm120kit.recipes.target import resolve_source
-
-    tree = resolve_source(recipe, sources.run_options(), project).tree
-    patches.write(tree, into)
-    if json:
-        from dataclasses import asdict
-
-        console.json_data(asdict(tree))
-        return
-    for patch in tree.patches:
-        console.info(f"applied {patch.project}/{patch.slug}")
-    console.data(f"{into}: tree {tree.tree}, commit {tree.commit}")
-
-
 def edit(
     recipe: SourceRecipeName,
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New or empty directory.")],
@@ -202,3 +178,6 @@ def export(
     for file in changed:
         console.data(f"{'wrote' if file.exists() else 'removed'} {file}")
     console.info(f"{len(changed)} files changed")
+    for problem in patches.lint(root):
+        if problem.file in changed:
+            console.info(str(problem))

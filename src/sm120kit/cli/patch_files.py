@@ -1,4 +1,4 @@
-"""``sm120kit patch new``, ``import``, ``show``, ``drop`` and ``rename``: single patch files."""
+"""``sm120kit patch import``, ``drop`` and ``rename``: single patch files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli import plugins
-from sm120kit.cli.options import Json, PatchName, Sources, patches_root, recipe_names
+from sm120kit.cli.options import Json, PatchName, Sources, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.patches import Patch
-    from sm120kit.patches.records import PatchStatus
     from sm120kit.recipes.target import PatchSource
     from sm120kit.sources.context import Options
 
@@ -46,27 +44,6 @@ class ImportOptions:
     directory: Annotated[
         str, typer.Option("--directory", metavar="DIR", help="Paths are below this directory, such as vllm for the package.")
     ] = ""
-
-
-def new(
-    patch: Annotated[str, typer.Argument(metavar="PROJECT/SLUG", help="Name of the patch.")],
-    recipe: RecipeOption = "flashinfer",
-) -> None:
-    """Print the commit message of a new patch, with all trailers.
-
-    To be filled in and committed in a directory of `sm120kit patch edit`: sm120kit patch new PROJECT/SLUG > message && git
-    commit -a --edit -F message. `sm120kit patch export` writes the patch file, and `sm120kit patch check` reports what is
-    not filled in.
-    """
-    from sm120kit import patches
-    from sm120kit.core.workspace import Workspace
-    from sm120kit.recipes.target import require_source, resolve
-    from sm120kit.sources.context import Options
-
-    target = resolve(recipe, Options(Workspace.at(None)))
-    require_source(target)
-    projects = [project for source in target.sources for project in source.projects]
-    console.data(patches.new_message(patch, projects, patches_root()).rstrip("\n"))
 
 
 def import_(
@@ -103,54 +80,6 @@ def import_(
             console.info(f"left out {path}: the source does not have it")
         for problem in each.to_fill_in:
             console.info(str(problem))
-
-
-def show(
-    patch: PatchName,
-    diff: Annotated[bool, typer.Option("--diff", help="Also print the diff.")] = False,
-    *,
-    sources: Sources,
-    json: Json = False,
-) -> None:
-    """Show a patch and its state on each recipe.
-
-    Also prints its message, the files that it changes, and its proof where sm12x-lab is installed. Sources of the versions that
-    it is for are fetched if they are not cached.
-    """
-    from dataclasses import asdict
-
-    from sm120kit import patches
-
-    shown = patches.find(patches_root(), patch)
-    states = _states(shown, sources.run_options())
-    files = patches.diffstat(shown)
-    stored = plugins.function("stored_effects")
-    effects = stored(shown) if stored else {}
-    if json:
-        record = {
-            "name": shown.name,
-            "author": shown.author,
-            "date": shown.date.isoformat(),
-            "subject": shown.subject,
-            "body": shown.body,
-            "trailers": shown.trailers,
-            "sha256": shown.sha256,
-            "hunks_sha256": shown.hunks_sha256,
-            "files": [asdict(file) for file in files],
-            "states": [{"recipe": recipe, **asdict(state)} for recipe, state in states],
-            "proof": effects or None,
-        }
-        console.json_data(record | ({"diff": shown.diff.decode(errors="replace")} if diff else {}))
-        return
-    console.data(f"{shown.name}\n{shown.author}, {shown.date:%Y-%m-%d}\n\n{shown.subject}\n\n{shown.body}\n")
-    console.table(("file", "hunks", "added", "removed"), ((f.path, str(f.hunks), str(f.added), str(f.removed)) for f in files))
-    console.table(
-        ("recipe", "version", "state", "detail"), ((name, s.version, s.state, s.detail.strip()) for name, s in states)
-    )
-    if effects:
-        console.table(("probe", "effect"), ((probe, ", ".join(found)) for probe, found in effects.items()))
-    if diff:
-        console.data(shown.diff.decode(errors="replace").rstrip("\n"))
 
 
 def drop(
@@ -208,17 +137,6 @@ def _sources_for(patch: Patch, options: Options) -> list[PatchSource]:
     from sm120kit.recipes.target import resolve_sources
 
     return [source for source in resolve_sources((), options) if source.has_version_of(patch)]
-
-
-def _states(patch: Patch, options: Options) -> list[tuple[str, PatchStatus]]:
-    """The state of a patch on the version of each recipe that it is for."""
-
-    return [
-        (source.recipe, status)
-        for source in _sources_for(patch, options)
-        for status in source.statuses
-        if f"{status.project}/{status.slug}" == patch.name
-    ]
 
 
 def _print_changed(changed: list[Path], json: bool) -> None:

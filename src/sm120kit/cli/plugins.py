@@ -19,7 +19,7 @@ LABORATORY = "sm12x-lab"
 """The distribution with the commands below."""
 
 ELSEWHERE = frozenset(
-    {("patch", "prove"), ("patch", "ablate"), ("verify", "kernels"), ("verify", "ptx"), ("verify", "run")},
+    {("patch", "prove"), ("verify", "kernels"), ("verify", "ptx"), ("verify", "run")},
 )
 """Commands that ``sm120kit`` has only with the laboratory."""
 

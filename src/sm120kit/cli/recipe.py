@@ -7,11 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import DebianSources, Json, Overwrite, RecipeName, RecipeNames, Sources, lockable_names, patches_root
+from sm120kit.cli.options import (
+    DebianSources,
+    Json,
+    RecipeName,
+    Sources,
+    configuration_names,
+    lockable_names,
+    patches_root,
+    recipe_names,
+)
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.recipes import EngineRecipe, EnvironmentTable, FlashInferRecipe
+
+
+def checked_names(incomplete: str) -> list[str]:
+    """Names of recipes and configurations that start with ``incomplete``, for completion."""
+    return [*recipe_names(incomplete), *configuration_names(incomplete)]
 
 
 def list_(json: Json = False) -> None:
@@ -90,15 +104,30 @@ def _environment(table: EnvironmentTable) -> list[tuple[str, str]]:
     return rows + [(f"override {name}", f"{override.version}: {override.reason}") for name, override in table.overrides.items()]
 
 
-def check(names: RecipeNames = None) -> None:
-    """Validate recipes.
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", autocompletion=checked_names, help="Recipes and configurations, by name or file; default: all."
+        ),
+    ] = None,
+) -> None:
+    """Validate recipes and configurations.
 
     All problems of a file are reported at once. Of recipes that a repository of `sm120kit init` has or has locked, also prints
-    the patches that were added, changed or removed since, such as by an upgrade of sm120kit.
+    the patches that were added, changed or removed since, such as by an upgrade of sm120kit. Arguments of a configuration must
+    be options of the engine's own parser: where these were not recorded, the file is "not checked".
     """
     from sm120kit import recipes
+    from sm120kit.recipes import arguments, configurations
 
-    for name in names or recipes.names():
+    for name in names or (*recipes.names(), *configurations.names()):
+        if configurations.is_one(name):
+            config = configurations.load(name)
+            checked = arguments.require_known(config)
+            unchecked = f"not checked {config.name}: the options of {config.engine} were not recorded"
+            console.data(f"ok {config.name}" if checked else unchecked)
+            continue
         file, recipe = recipes.load_with_path(name)
         console.data(f"ok {recipe.name}")
         for change in _changes_since_locked(recipes.lock_path(file)):
@@ -169,50 +198,3 @@ def lock(
             console.data(f"{'ok' if check else 'locked'} {recipe}: build id {build_id}")
     if json:
         console.json_data(ids)
-
-
-def requirements(
-    name: RecipeName,
-    platform: Annotated[
-        str | None, typer.Option("--platform", metavar="TAG", help="A platform of the recipe; default: its first.")
-    ] = None,
-) -> None:
-    """Print the locked wheels as a requirements file with hashes.
-
-    For `pip install --require-hashes --no-deps -r` or uv. The wheel that sm120kit builds is not included.
-    """
-    from sm120kit import recipes
-    from sm120kit.core.errors import NotFound
-    from sm120kit.recipes import lockfile
-
-    lock = lockfile.read(recipes.lock_path(recipes.locate(name)))
-    platforms = (lock.recipe.get("environment") or {}).get("platforms", [])
-    platform = platform or next(iter(platforms), "")
-    closure = next((closure for closure in lock.closures if closure.platform == platform), None)
-    if closure is None:
-        raise NotFound(f"{name} is not locked for platform {platform!r}", f"platforms: {', '.join(platforms) or 'none'}")
-    console.data(lockfile.requirements_txt(closure).rstrip())
-
-
-def schema(
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of standard output.")
-    ] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Print the JSON Schema of a recipe.
-
-    Editors complete and check recipes with it.
-    """
-    from sm120kit import recipes
-    from sm120kit.core.atomic_writes import write_atomic
-    from sm120kit.core.disk import require_new, require_writable
-
-    if output is not None:
-        require_writable(output)
-        require_new(output, "--output", overwrite)
-    text = recipes.json_schema()
-    if output is None:
-        console.data(text)
-    else:
-        write_atomic(output, (text + "\n").encode())

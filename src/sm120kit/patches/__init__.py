@@ -4,11 +4,11 @@ from sm120kit.patches.apply import apply, compose
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
 from sm120kit.patches.edits import edit, export_edits
-from sm120kit.patches.files import dependents, diffstat, drop, find, mentions, new_message, rename
+from sm120kit.patches.files import dependents, drop, find, mentions, rename
 from sm120kit.patches.foreign import ImportTarget, import_patches
 from sm120kit.patches.format import Patch, normal_form, read_foreign
 from sm120kit.patches.mails import read_commit, read_diffs
-from sm120kit.patches.materialise import index_file, materialise, write
+from sm120kit.patches.materialise import index_file, materialise
 from sm120kit.patches.records import TreeProject, projects_in_tree
 from sm120kit.patches.series import fix, lint, load, load_for_tree, origin, projects
 
@@ -21,7 +21,6 @@ __all__ = [
     "apply",
     "compose",
     "dependents",
-    "diffstat",
     "drop",
     "edit",
     "export_edits",
@@ -34,7 +33,6 @@ __all__ = [
     "load_for_tree",
     "materialise",
     "mentions",
-    "new_message",
     "normal_form",
     "origin",
     "projects",
@@ -44,5 +42,4 @@ __all__ = [
     "read_foreign",
     "rename",
     "status",
-    "write",
 ]

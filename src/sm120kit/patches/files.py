@@ -14,10 +14,8 @@ from sm120kit.patches.apply import compose
 from sm120kit.patches.export import problems_after
 from sm120kit.patches.foreign import require_free
 from sm120kit.patches.format import RELATIONS, Patch, normal_form
-from sm120kit.patches.message import skeleton
-from sm120kit.patches.records import PatchedTree, PatchState, TreeProject
+from sm120kit.patches.records import PatchedTree, PatchState
 from sm120kit.patches.series import (
-    MAX_SLUG,
     load,
     load_for_tree,
     projects,
@@ -44,44 +42,6 @@ class Mention:
     file: Path
     line: int
     count: int
-
-
-@dataclass(frozen=True)
-class FileStat:
-    """A file that a patch changes: its hunks, and the lines that it adds and removes."""
-
-    path: str
-    hunks: int
-    added: int
-    removed: int
-
-
-def new_message(name: str, projects: Sequence[TreeProject], root: Path) -> str:
-    """The message of a commit that becomes the patch ``name`` (``project/slug``) of one of the projects in a tree.
-
-    Raises:
-        BadInput: the name has not this form.
-        NotFound: the tree does not contain the project.
-        AlreadyExists: there is such a patch.
-    """
-    named, separator, slug = name.partition("/")
-    if problem := slug_problem(slug) if separator else "it is not of the form project/slug":
-        raise BadInput(f"no name of a patch: {name[:MAX_SLUG]}: {problem}", "a name is like cutlass/stage-count")
-    project = next((project for project in projects if project.project == named), None)
-    if project is None:
-        names = ", ".join(project.project for project in projects)
-        raise NotFound(f"{name[:MAX_SLUG]}: no project {named} in the source of this recipe", f"projects: {names}")
-    require_free(root, named, slug)
-    return skeleton(name, project.version)
-
-
-def diffstat(patch: Patch) -> list[FileStat]:
-    """The size of a patch's change of each file."""
-    stats = []
-    for file in patch.files:
-        hunks = [hunk for hunk in patch.hunks if hunk.path == file.path]
-        stats.append(FileStat(file.path, len(hunks), sum(h.added for h in hunks), sum(h.removed for h in hunks)))
-    return stats
 
 
 def find(root: Path, name: str) -> Patch:

@@ -30,10 +30,7 @@ from sm120kit.sources.git import GitIndex, Repository
 if TYPE_CHECKING:
     from unidiff.patch import PatchedFile
 
-_BY_HAND = (
-    "apply it by hand in a directory of `sm120kit patch edit`, commit, and use `sm120kit patch export`;"
-    " `sm120kit patch new` prints a commit message"
-)
+_BY_HAND = "apply it by hand in a directory of `sm120kit patch edit`, commit, and use `sm120kit patch export`"
 _OPTIONS = "--project names the project, --strip N and --directory DIR change the paths, --recipe chooses the version"
 _CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
 _RENAMED = re.compile(r"^rename to (.*)$", re.MULTILINE)

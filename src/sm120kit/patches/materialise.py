@@ -6,23 +6,8 @@ from pathlib import Path
 
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import SystemRefused
-from sm120kit.core.temporary import publish_directory
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import GitIndex, Repository
-
-
-def write(tree: PatchedTree, directory: Path) -> None:
-    """Write the files of a tree to a directory of the user's, all or none.
-
-    Raises:
-        SystemRefused: the directory has files, or cannot be written.
-    """
-    directory = directory.resolve()
-    with disk_errors(directory):
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise SystemRefused(f"{directory} is not empty", "name a directory that is empty or does not exist yet")
-    with publish_directory(directory) as new:
-        materialise(tree, new)
 
 
 def index_file(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Commit messages of patches: the skeleton of a new one, and the rest of one that lacks trailers.
+"""Commit messages of patches: the rest of one that lacks trailers.
 
 What a person must write is a placeholder, a text that starts with ``TODO``. ``patch check`` reports it; all other commands
 accept it.
@@ -38,11 +38,6 @@ _DEFAULTS = {
 
 _ORDER = (*REQUIRED[:2], "Fixed-In", *RELATIONS, *REQUIRED[2:5], "Probe", *anchors.TRAILERS, *REQUIRED[5:], "Signed-off-by")
 _TO_FILL_IN = re.compile(rf"(?:([A-Z][A-Za-z-]*): )?{PLACEHOLDER}\b:? ?(.*)")
-
-
-def skeleton(name: str, version: str) -> str:
-    """The message of a commit that becomes the patch ``project/slug`` for one version of the project."""
-    return f"{SUBJECT}\n\n{complete('', name, version)}\nPatch: {name}\n"
 
 
 def complete(body: str, name: str, version: str) -> str:

@@ -93,7 +93,7 @@ def _environment_wheels(recipe: recipes.EngineRecipe, locked: dict[str, LockedWh
         raise BadInput(
             f"{recipe.name}: the build environment "
             + (f"names {', '.join(absent)}, which the lockfile lacks" if absent else f"has no compiler: no {NVCC}"),
-            "correct from_source.environment; `sm120kit recipe requirements` lists the locked wheels",
+            "correct from_source.environment; the lockfile lists the locked wheels",
         )
     return tuple(locked[name] for name in sorted(names))
 

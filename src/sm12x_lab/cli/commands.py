@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from sm120kit.cli.tree import Branch, Leaf
 
-PROVE, ABLATE = ("patch", "prove"), ("patch", "ablate")
+PROVE = ("patch", "prove")
 KERNELS, PTX, RUN = ("verify", "kernels"), ("verify", "ptx"), ("verify", "run")
 
 COMMANDS = {
     leaf.path: leaf
     for leaf in (
         Leaf("sm12x_lab.cli.patch_proof:prove", "Show the effects of a patch: compile its probes with and without it", PROVE),
-        Leaf("sm12x_lab.cli.patch_proof:ablate", "Show the effect of leaving out each patch of a series", ABLATE),
         Leaf(
             "sm12x_lab.cli.verify_kernels:verify_kernels",
             "Compare kernels on a GPU with an integer reference, bit for bit",
@@ -25,6 +24,6 @@ COMMANDS = {
 
 OWN = Branch(
     "Run, check and prove code for NVIDIA SM12x GPUs where there is none",
-    {path[-1]: COMMANDS[path] for path in (RUN, PTX, KERNELS, PROVE, ABLATE)},
+    {path[-1]: COMMANDS[path] for path in (RUN, PTX, KERNELS, PROVE)},
 )
 """The program ``sm12x-lab``."""

@@ -1,4 +1,4 @@
-"""``sm120kit patch prove`` and ``patch ablate``: the effects of a patch, and of leaving it out of its series."""
+"""``sm120kit patch prove``: the effects of a patch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import FlashInferName, Json, Sources
+from sm120kit.cli.options import Json, Sources
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm12x_lab.proofs.records import KernelCode, PatchAblation, ProbeComparison, ProbeResult, SourceChange
+    from sm12x_lab.proofs.records import KernelCode, ProbeComparison, ProbeResult, SourceChange
     from sm120kit.core.records import Arch
-    from sm120kit.kernels.records import TileFacts
     from sm120kit.patches.records import Probe
 
 Dtype = Annotated[
@@ -126,62 +125,6 @@ def _print_change(change: SourceChange, json: bool) -> None:
     trees = f"tree {change.tree_below[:12]} → {change.tree_above[:12]}"
     console.data(f"{change.patch} applies to {change.recipe}{offsets}: {trees}")
     console.data(f"no probe compiled: {change.why}; evidence, not run: {change.evidence}")
-
-
-def ablate(
-    recipe: FlashInferName = "flashinfer",
-    patch: Annotated[
-        list[str] | None, typer.Option("--patch", metavar="PATCH", help="Leave out only this patch; repeatable.")
-    ] = None,
-    dtype: Dtype = None,
-    *,
-    sources: Sources,
-    json: Json = False,
-) -> None:
-    """Show the effect of leaving out each patch of a series.
-
-    The series is that of a FlashInfer recipe. Lists tiles that appear or disappear, and changes in what compiles, in stages
-    and in bytes. Patches that do not apply without the one that is left out are left out with it and named. Numbers and
-    machine code are not compared: `sm120kit patch prove` does that. About a minute per patch; results are cached.
-    """
-    from dataclasses import asdict
-
-    from sm12x_lab.proofs import prover
-    from sm120kit.recipes.target import resolve_flashinfer
-
-    target = resolve_flashinfer(recipe, sources.run_options())
-    ablation = prover.ablate(target, dtype=_dtype(dtype), only=patch or ())
-    if json:
-        console.json_data(asdict(ablation))
-        return
-    console.table(
-        ("left out", "dependents", "tile", "without", "complete series"),
-        (row for ablated in ablation.without for row in _rows(ablated)),
-    )
-    console.data(f"{ablation.recipe}, tree {ablation.tree[:12]}: {ablation.tiles} tile kernels compared for each")
-
-
-def _rows(ablated: PatchAblation) -> list[list[str]]:
-    from sm120kit.cli.tiles import verdict
-
-    lead = [[ablated.patch, ", ".join(ablated.dependents)], ["", ""]]
-    rows = [["", ablated.failure, ""]] if ablated.failure else []
-    rows += [["flags", "", flag] for flag in ablated.flags]
-    for change in ablated.changes:
-        tile = change.tile
-        name = f"{tile.family} {tile.dtype} {tile.shape}" + (f" {tile.epilogue}" if tile.epilogue != "none" else "")
-        name += " swap" if tile.swap else ""
-        sides = (change.without, change.full)
-        rows.append([f"{name}, {tile.output}", *(f"{_tile(side)}{verdict(side)}" for side in sides)])
-    rows = rows or [["", "no difference for the host compiler", ""]]
-    return [[*lead[min(number, 1)], *row] for number, row in enumerate(rows)]
-
-
-def _tile(facts: TileFacts | None) -> str:
-    if facts is None:
-        return ""
-    generated = "" if facts.generated else "not generated; "
-    return generated + (f"{facts.stages} stages, {facts.smem_bytes:,} B, " if facts.compiles else "")
 
 
 def _dtype(name: str | None) -> str | None:

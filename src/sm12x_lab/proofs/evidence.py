@@ -5,28 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sm12x_lab import RECEIPTS
 from sm12x_lab.proofs.effects import compare
 from sm12x_lab.proofs.records import PatchProof, ProbeComparison
-from sm120kit.core.data_roots import data_root
 from sm120kit.core.record_files import read_record, record_json
 from sm120kit.kernels.records import NumericStatus
-from sm120kit.patches import Patch
-from sm120kit.patches.evidence import path_of
 
 
 def read(path: Path) -> PatchProof | None:
     """The proof in a file; None if the file does not exist."""
     return read_record(PatchProof, path) if path.is_file() else None
-
-
-def stored_effects(patch: Patch) -> dict[str, list[str]]:
-    """The effects of a patch on each of its probes, by the proof of its hunks that is stored; empty without one."""
-    files = path_of(data_root() / "patches", patch.name), RECEIPTS / "patches" / f"{patch.name}.json"
-    for proof in map(read, files):
-        if proof and proof.hunks_sha256 == patch.hunks_sha256:
-            return {result.probe.text: [str(effect) for effect in result.effects] for result in proof.results}
-    return {}
 
 
 def text(proof: PatchProof) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm12x_lab import proofs
-from sm12x_lab.proofs.ablation import ablate
 from sm12x_lab.proofs.records import Effect, PatchProof, ProofRequest, SourceChange
 from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches, recipes
@@ -25,7 +24,7 @@ from sm120kit.recipes.toolchain import compilers
 from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 
-__all__ = ["ablate", "find_patch", "prove_patch", "series_effects", "source_change", "store"]
+__all__ = ["find_patch", "prove_patch", "series_effects", "source_change", "store"]
 
 _OTHER_RECIPE = "choose another recipe with --recipe"
 _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchConflict}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sm120kit.core.records import Arch
-from sm120kit.kernels.records import NumericStatus, Tile, TileFacts
+from sm120kit.kernels.records import NumericStatus
 from sm120kit.patches.records import Probe
 
 
@@ -121,41 +121,3 @@ class SourceChange:
     offsets: str
     why: str
     evidence: str
-
-
-@dataclass(frozen=True)
-class TileChange:
-    """A tile that differs between a series without one patch and the full series; None on a side without the tile.
-
-    ``tile.output`` lists all output types with the same difference.
-    """
-
-    tile: Tile
-    without: TileFacts | None
-    full: TileFacts | None
-
-
-@dataclass(frozen=True)
-class PatchAblation:
-    """A series without one patch, compared with the full series.
-
-    ``dependents`` are patches that do not apply without it and are left out as well. ``flags`` are compiler flags of launcher
-    modules that only the full series has. ``failure`` is the reason if nothing could be compared.
-    """
-
-    patch: str
-    tree: str
-    dependents: tuple[str, ...]
-    flags: tuple[str, ...]
-    changes: tuple[TileChange, ...]
-    failure: str = ""
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """A recipe's series without each of its patches, by the host compiler; ``tree`` is the git tree id of the full series."""
-
-    recipe: str
-    tree: str
-    tiles: int
-    without: tuple[PatchAblation, ...]

@@ -166,12 +166,6 @@ class Side:
         text = other.call.replace(shape, f"{probe.m}, {probe.n}, {probe.k}", 1)
         return replace(other, tile=replace(other.tile, m=probe.m, n=probe.n, k=probe.k), call=text, generated=False)
 
-    def tiles(self, dtype: str | None) -> tuple[TileFacts, ...]:
-        """The facts of every tile that the engine generates, and of the K=64 candidates; of one dtype unless it is None."""
-        calls = [call for call in self.instantiations if dtype in (None, call.tile.dtype)]
-        measured = self._measure(calls)
-        return tuple(replace(fact, generated=call.generated) for call in calls for fact in measured[call])
-
     def _measure(self, calls: Sequence[listing.Instantiation]) -> dict[listing.Instantiation, tuple[TileFacts, ...]]:
         cache = self.options.workspace.cache / "tiles"
         return introspect.measure(calls, self.directory, self.tools, cache, lambda done: None, self.sandbox)

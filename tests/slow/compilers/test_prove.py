@@ -139,18 +139,6 @@ def test_changed_patch_differs_from_its_stored_proof(options: Options, tmp_path:
     assert effects(proof) == {"launcher grouped nvfp4 256x128x128 finalize": {Effect.NOT_COMPARED}}
 
 
-def test_ablation_lists_the_tiles_of_a_patch(options: Options) -> None:
-    ablation = prover.ablate(resolve_flashinfer(RECIPE, options), dtype="fp8xmxfp4", only=["mixed-width-tile-k"])
-    (mixed,) = ablation.without
-    assert (mixed.patch, mixed.failure, mixed.dependents, mixed.flags) == ("cutlass/mixed-width-tile-k", "", (), ())
-    assert {change.tile.epilogue for change in mixed.changes} == {"none", "finalize"}
-    for change in mixed.changes:
-        assert change.tile.shape == "128x128x64"
-        assert change.without and change.without.compiles, "without the patch, a tile that TMA cannot unpack seems to fit"
-        assert change.full and not change.full.compiles
-        assert "boxes of 128 only" in change.full.error
-
-
 def command(*arguments: str | Path, state: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SM120KIT_STATE": str(state)}
     return subprocess.run([sys.executable, "-m", "sm120kit", "patch", *arguments], env=env, capture_output=True, text=True)
@@ -170,10 +158,9 @@ def command(*arguments: str | Path, state: Path) -> subprocess.CompletedProcess[
             "is for flashinfer >=0.6.6,<0.6.7; flashinfer-0.7.2.post1 has 0.7.2.post1",
         ),
         (["prove", "gdc-flags", "--for", "nvfp4", "--write"], 2, "only a complete proof is written"),
-        (["ablate", "flashinfer-0.6.6", "--patch", "nothing"], 10, "has no patch nothing"),
     ],
 )
-def test_prove_and_ablate_errors(options: Options, arguments: list[str], exit_code: int, message: str) -> None:
+def test_prove_errors(options: Options, arguments: list[str], exit_code: int, message: str) -> None:
     done = command(*arguments, state=options.workspace.root)
     assert message in done.stderr, done.stderr
     assert done.returncode == exit_code

@@ -214,27 +214,6 @@ def test_locking_again_restores_an_edited_wheel(locked: Site) -> None:
     assert locked.lock.read_bytes() == before
 
 
-def test_pip_and_uv_install_locked_wheels_and_reject_others(locked: Site, tmp_path: Path) -> None:
-    requirements = tmp_path / "requirements.txt"
-    environment = {**os.environ, "SM120KIT_DATA": str(locked.data)}
-    argv = [sys.executable, "-m", "sm120kit", "recipe", "requirements", "vllm@9.0"]
-    requirements.write_text(subprocess.run(argv, env=environment, check=True, capture_output=True, text=True).stdout)
-    options = ["--no-index", "--find-links", str(locked.mirror), "--no-deps", "--require-hashes", "-r", str(requirements)]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target"]
-    subprocess.run([*pip, str(tmp_path / "pip"), *options], check=True)
-    uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-config", "--target"]
-    subprocess.run([*uv, str(tmp_path / "uv"), *options], check=True)
-    for installer in ("pip", "uv"):
-        assert {path.name for path in (tmp_path / installer).glob("*.dist-info")} == {
-            "helper-1.2.dist-info",
-            "vllm-9.0.dist-info",
-        }
-    make_wheel(locked.mirror, "helper", "1.2", requires=("evil",))
-    for install in (pip, [*uv[:-1], "--no-cache", "--target"]):
-        refused = subprocess.run([*install, str(tmp_path / "evil"), *options], capture_output=True, text=True)
-        assert refused.returncode != 0 and re.search("hash", refused.stderr, re.IGNORECASE)
-
-
 BAD_INPUT: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]] = {
     "no such wheel": (
         lambda site: (site.mirror / f"vllm-9.0-{VLLM_TAG}.whl").unlink(),

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sm120kit.core.errors import Mismatch
 from sm120kit.core.record_files import record_json
-from sm120kit.recipes.records import Closure, Lock
+from sm120kit.recipes.records import Lock
 
 
 def text(lock: Lock) -> str:
@@ -60,8 +60,3 @@ def _parse(path: Path, content: bytes) -> tuple[Lock, str]:
             f"write it again: sm120kit recipe lock {name}",
         )
     return lock, hashlib.sha256(content).hexdigest()
-
-
-def requirements_txt(closure: Closure) -> str:
-    """A closure as a requirements file with hashes, for ``pip install --require-hashes --no-deps -r`` or ``uv pip install``."""
-    return "".join(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in closure.wheels)
