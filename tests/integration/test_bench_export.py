@@ -51,7 +51,7 @@ def measured(tmp_path: Path) -> Path:
 
 def exported(path: Path, name: str, *options: str) -> str:
     output = path.parent / name
-    result = CliRunner().invoke(app, ["bench", "export", str(path), "-o", str(output), *options])
+    result = CliRunner().invoke(app, ["bench", "show", str(path), "-o", str(output), *options])
     assert result.exit_code == 0, result.output
     return output.read_text()
 
@@ -113,7 +113,7 @@ def test_knee_is_marked_in_charts_and_shown(measured: Path) -> None:
 def test_charts_are_images(measured: Path) -> None:
     for name in ("c.svg", "d.svg", "c.png", "d.png"):
         output = measured.parent / name
-        assert CliRunner().invoke(app, ["bench", "export", str(measured), "-o", str(output)]).exit_code == 0
+        assert CliRunner().invoke(app, ["bench", "show", str(measured), "-o", str(output)]).exit_code == 0
     first, again = ((measured.parent / name).read_bytes() for name in ("c.svg", "d.svg"))
     assert first == again and first.count(b">knee</text>") == 2 * len(export.CHARTS)
     assert (measured.parent / "c.png").read_bytes() == (measured.parent / "d.png").read_bytes()
@@ -129,7 +129,7 @@ def test_labels_beside_lines_do_not_overlap() -> None:
 
 def test_unusable_files_are_refused(measured: Path, tmp_path: Path) -> None:
     def run(*arguments: object) -> CliResult:
-        return CliRunner().invoke(app, ["bench", "export", *map(str, arguments)])
+        return CliRunner().invoke(app, ["bench", "show", *map(str, arguments)])
 
     assert run(measured, "-o", tmp_path / "a.pdf").exit_code == 2
     (tmp_path / "b.svg").write_text("mine")

@@ -84,7 +84,7 @@ def record_image(directory: Path) -> None:
 
 
 def unreferenced(workspace: Workspace, *names: str) -> dict[Path, str]:
-    """Entries that gc would remove, with the reason."""
+    """Entries that are unreferenced, with the reason."""
     targets = resolve_each((*recipes.names(), *names), Options(workspace))
     entries = cache.entries(workspace.root, cache.references(workspace, targets))
     return {entry.paths[0].relative_to(workspace.root): entry.unreferenced for entry in entries if entry.unreferenced}
@@ -203,7 +203,7 @@ def test_gc_with_a_damaged_lock_removes_nothing(workspace: Workspace, tmp_path: 
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
     fill(workspace.downloads / ABSENT)
     recipes.lock_path(recipes.locate(NAME)).write_text("{")
-    assert isinstance(run("gc").exception, Mismatch)
+    assert isinstance(run("clean").exception, Mismatch)
     assert remaining(workspace) == {ABSENT}
     result = run()
     assert result.exit_code == 0 and "unreferenced entries are unknown" in result.stderr
@@ -271,11 +271,11 @@ def test_gc_removes_unreferenced_entries(workspace: Workspace) -> None:
     gone = fill(workspace.work("flashinfer-0.0.1-sm_120f"), 2_000_000)
     tree = fill(workspace.cache / "trees" / NO_TREE)
     (index := workspace.cache / "trees" / f".{NO_TREE}.index").touch()
-    result = run("gc", "--dry-run")
+    result = run("clean", "--dry-run")
     assert result.exit_code == 0 and "would remove 2 entries, 2.0" in result.stdout
     assert "there is no recipe flashinfer-0.0.1" in result.stdout
     assert gone.is_dir() and tree.is_dir()
-    report = json.loads(run("gc", "--json").stdout)
+    report = json.loads(run("clean", "--json").stdout)
     assert [entry["name"] for entry in report["entries"]] == [NO_TREE, gone.name]
     assert report["bytes"] >= 2_000_000 and not report["dry_run"]
     assert kept.is_dir() and not gone.exists() and not tree.exists() and not index.exists()
@@ -306,7 +306,7 @@ def test_clean_removes_by_kind_and_age(workspace: Workspace) -> None:
 
 
 def test_blobs_of_images(workspace: Workspace) -> None:
-    """`gc` keeps what any image has; `clean` also removes images without a tag, and never what a tagged one has."""
+    """`clean` alone keeps what any image has; by kind it also removes images without a tag, and never what a tagged one has."""
     layout = Layout(workspace.root / "oci")
     shared, own, loose = (layout.add_blob(content * 1000, LAYER) for content in (b"s", b"o", b"l"))
     settings = {"os": "linux", "architecture": "amd64"}
@@ -324,7 +324,7 @@ def test_blobs_of_images(workspace: Workspace) -> None:
     listed = json.loads(run("--json").stdout)["kinds"]
     of_kind = {kind["kind"]: (kind["entries"], bool(kind["unreferenced_bytes"])) for kind in listed}
     assert (of_kind["blobs"], of_kind["compressed"], of_kind["temporary"]) == ((7, True), (4, True), (1, True))
-    run("gc")
+    run("clean")
     assert not layout.has(loose.digest) and [*map(len, (layout.images(), [*compressed.iterdir()]))] == [2, 2]
     assert not [*(workspace.root / "oci" / "partial").iterdir()]
     layout.verify(tagged.digest)
@@ -415,7 +415,7 @@ def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("clean",), "nothing to remove"),
+        (("clean", "--all", "--recipe", "x.toml"), "--recipe"),
         (("clean", "--all", "downloads"), "--all"),
         (("clean", "--older", "30"), "'30' is not an age"),
         (("clean", "--older", "-1d"), "'-1d' is not an age"),
@@ -430,7 +430,7 @@ def test_clean_refuses_invalid_arguments(arguments: tuple[str, ...], message: st
     assert remaining(workspace) == {ABSENT}
 
 
-@pytest.mark.parametrize("arguments", [("gc",), ("clean", "--all")])
+@pytest.mark.parametrize("arguments", [("clean",), ("clean", "--all")])
 def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     directory = fill(tmp_path / "home" / "downloads" / ABSENT)
     result = run(*arguments, "--state", str(tmp_path / "home"))
@@ -439,7 +439,7 @@ def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments:
     assert directory.is_dir() and not (tmp_path / "home" / "locks").exists()
 
 
-@pytest.mark.parametrize("arguments", [("gc",), ("clean", "--all")])
+@pytest.mark.parametrize("arguments", [("clean",), ("clean", "--all")])
 def test_nothing_is_removed_through_a_link(arguments: tuple[str, ...], workspace: Workspace, tmp_path: Path) -> None:
     mine = fill(tmp_path / "mine" / ABSENT)
     emulated = fill(tmp_path / "data" / "emulate" / ABSENT)
@@ -449,7 +449,7 @@ def test_nothing_is_removed_through_a_link(arguments: tuple[str, ...], workspace
     assert (mine / "file").is_file() and (emulated / "file").is_file()
 
 
-@pytest.mark.parametrize("arguments", [("gc",), ("clean", "--older", "30d")])
+@pytest.mark.parametrize("arguments", [("clean",), ("clean", "--older", "30d")])
 def test_nothing_is_removed_before_the_first_command(arguments: tuple[str, ...], tmp_path: Path) -> None:
     result = run(*arguments, "--state", str(tmp_path / "new"))
     assert (result.exit_code, result.stdout) == (0, "removed 0 entries, 0 B\n"), result.output
@@ -494,7 +494,7 @@ def test_removal_waits_for_running_commands(workspace: Workspace) -> None:
     fill(workspace.downloads / ABSENT)
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
-        waiting = subprocess.Popen([sys.executable, "-m", "sm120kit", "cache", "gc"], stderr=subprocess.PIPE, text=True)
+        waiting = subprocess.Popen([sys.executable, "-m", "sm120kit", "cache", "clean"], stderr=subprocess.PIPE, text=True)
         assert waiting.stderr is not None
         message = waiting.stderr.readline()
         assert message.startswith(f"waiting for other commands that use {workspace.root} (process {holder.pid} of user ")
@@ -520,7 +520,7 @@ def test_interrupted_removal_is_completed_by_the_next(workspace: Workspace) -> N
     directory = fill(workspace.downloads / ABSENT)
     directory.rename(directory.with_name(f".{ABSENT}.123"))
     assert unreferenced(workspace)
-    assert run("gc").exit_code == 0
+    assert run("clean").exit_code == 0
     assert not list(workspace.downloads.iterdir())
 
 

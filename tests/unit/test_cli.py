@@ -91,7 +91,6 @@ def test_option_values_have_placeholders(path: tuple[str, ...]) -> None:
 
 
 WITHOUT_JSON = {
-    "bench export": "writes a file",
     "image export": "writes a file",
     "init": "writes a directory",
     "logs": "prints a server's own lines",
@@ -110,9 +109,9 @@ def test_tables_and_records_can_be_printed_as_json() -> None:
 
 
 def test_help_has_variables_of_all_commands_and_an_example_of_its_own() -> None:
-    page = " ".join(run("bench", "export", "-h").stdout.split())
-    assert set(re.findall("SM120KIT_[A-Z_]+", page)) == {"SM120KIT_QUIET", "SM120KIT_VERBOSE", "SM120KIT_BENCH_EXPORT_OUTPUT"}
-    assert "such as SM120KIT_BENCH_EXPORT_OUTPUT for --output, and in a configuration file" in page
+    page = " ".join(run("bench", "show", "-h").stdout.split())
+    assert set(re.findall("SM120KIT_[A-Z_]+", page)) == {"SM120KIT_QUIET", "SM120KIT_VERBOSE", "SM120KIT_BENCH_SHOW_OUTPUT"}
+    assert "such as SM120KIT_BENCH_SHOW_OUTPUT for --output, and in a configuration file" in page
     assert "[env: SM120KIT_STATE]" in run("build", "-h", COLUMNS="200").stdout
 
 

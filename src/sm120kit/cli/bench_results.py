@@ -1,4 +1,4 @@
-"""``sm120kit bench show``, ``compare`` and ``export``: print, compare and export results."""
+"""``sm120kit bench show`` and ``compare``: print, export and compare results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,55 @@ if TYPE_CHECKING:
 
 def show(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="Files that bench run wrote.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write this file instead: .csv, .md, .html with charts, .svg or .png."
+        ),
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slo",
+            metavar="NAME=MS",
+            help="With --output: objective for goodput, such as ttft=500, itl:p95=50 or e2e=9000; repeatable.",
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Show the figures of results.
+    """Show the figures of results, or write them as a table or a page.
 
-    They are computed from the samples.
+    They are computed from the samples. With objectives, the requests per second that meet all of them are the goodput of a
+    case.
     """
     from sm120kit.bench import result_file
 
+    if output is not None:
+        if json:
+            raise typer.BadParameter("--json prints the figures: leave out --output")
+        _export(results, output, slo or [], overwrite)
+        return
+    if slo:
+        raise typer.BadParameter("--slo requires --output")
     render([(path.stem, result_file.read(path)) for path in results], as_json=json)
+
+
+def _export(results: Sequence[Path], output: Path, slo: list[str], overwrite: bool) -> None:
+    from sm120kit.bench import export as exports
+    from sm120kit.bench import result_file, saturation
+    from sm120kit.core.atomic_writes import write_atomic
+    from sm120kit.core.disk import require_new, require_writable
+
+    kind = output.suffix
+    if kind not in exports.KINDS:
+        raise typer.BadParameter(f"{output}: a file ends in {', '.join(exports.KINDS)}", param_hint="--output")
+    require_writable(output)
+    require_new(output, "--output", overwrite)
+    objectives = saturation.parse_objectives(slo)
+    named = [(path.stem, result_file.read(path)) for path in results]
+    write_atomic(output, exports.exported(kind, named, objectives))
+    console.info(f"{output}: {sum(len(each.cases) for _, each in named)} cases")
 
 
 def compare(
@@ -87,40 +127,6 @@ def _spread(name: str, values: tuple[float, float, float] | None) -> str:
         return UNKNOWN
     middle, lowest, highest = map(COLUMNS[name][1], values)
     return middle + (f" ({lowest} to {highest})" if lowest != highest else "")
-
-
-def export(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="Files that bench run wrote.")],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FILE", help="The file to write: .csv, .md, .html with charts, .svg or .png."),
-    ] = Path("result.html"),
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slo", metavar="NAME=MS", help="Objective for goodput, such as ttft=500, itl:p95=50 or e2e=9000; repeatable."
-        ),
-    ] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Write results as a table, a page with charts, or charts.
-
-    With objectives, the requests per second that meet all of them are the goodput of a case.
-    """
-    from sm120kit.bench import export as exports
-    from sm120kit.bench import result_file, saturation
-    from sm120kit.core.atomic_writes import write_atomic
-    from sm120kit.core.disk import require_new, require_writable
-
-    kind = output.suffix
-    if kind not in exports.KINDS:
-        raise typer.BadParameter(f"{output}: a file ends in {', '.join(exports.KINDS)}", param_hint="--output")
-    require_writable(output)
-    require_new(output, "--output", overwrite)
-    objectives = saturation.parse_objectives(slo or [])
-    named = [(path.stem, result_file.read(path)) for path in results]
-    write_atomic(output, exports.exported(kind, named, objectives))
-    console.info(f"{output}: {sum(len(each.cases) for _, each in named)} cases")
 
 
 # ---- results as tables and as JSON

@@ -25,7 +25,7 @@ HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 def info(state: State = None, json: Json = False) -> None:
     """Print the size of the state directory by kind.
 
-    "unreferenced" is what `sm120kit cache gc` would remove. Sizes are disk usage; a file that two entries share counts once.
+    "unreferenced" is what `sm120kit cache clean` would remove. Sizes are disk usage; a file that two entries share counts once.
     """
     from sm120kit.core.errors import NotFound, Sm120kitError
     from sm120kit.core.workspace import Workspace
@@ -70,38 +70,42 @@ def info(state: State = None, json: Json = False) -> None:
 
 def clean(
     kinds: Annotated[
-        list[str] | None, typer.Argument(metavar="KIND", help="Kinds as `sm120kit cache` lists them; default: all but records.")
+        list[str] | None,
+        typer.Argument(metavar="KIND", help="Kinds as `sm120kit cache info` lists them; default: unreferenced entries."),
     ] = None,
     older: Annotated[
-        str, typer.Option("--older", metavar="AGE", help="Only entries not used for this long, such as 12h, 30d or 8w.")
+        str,
+        typer.Option(
+            "--older", metavar="AGE", help="Only entries not used for this long, such as 12h, 30d or 8w, of KIND or all kinds."
+        ),
     ] = "",
     everything: Annotated[bool, typer.Option("--all", help="All kinds but records, of any age.")] = False,
+    recipes: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", metavar="FILE", help="This recipe file refers to entries, too; repeatable."),
+    ] = None,
     dry_run: DryRun = False,
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Remove entries of the state directory by kind and age.
+    """Remove unreferenced entries of the state directory, or those of a kind or age.
 
-    Records are removed only if KIND names them: they cannot be created again. Tagged images are kept, and what running
-    servers use. Waits until no other command uses the directory.
+    Unreferenced is what no recipe, lockfile, patch series or built image refers to; kinds without an unreferenced size in
+    `sm120kit cache info` are kept then. Records are removed only if KIND names them: they cannot be created again. Tagged
+    images are kept, and what running servers use. Waits until no other command uses the directory.
     """
-    from sm120kit.core.errors import NotFound, did_you_mean
     from sm120kit.core.workspace import Workspace
     from sm120kit.images import cache
 
-    if not (kinds or older or everything):
-        raise typer.BadParameter("nothing to remove: give a KIND, --older AGE or --all")
-    if everything and (kinds or older):
-        raise typer.BadParameter("removes all kinds of any age: leave out KIND and --older", param_hint="--all")
-    seconds = _seconds(older) if older else -1.0
-    known = [kind.name for kind in cache.KINDS]
-    for name in kinds or ():
-        if name not in known:
-            raise NotFound(f"unknown kind {name!r}{did_you_mean(name, known)}", f"kinds: {', '.join(known)}")
-    chosen = kinds or [kind.name for kind in cache.KINDS if kind.reproducible]
+    chosen, seconds = _chosen(kinds or [], older, everything)
+    if chosen and recipes:
+        raise typer.BadParameter("it is for unreferenced entries: leave out KIND, --older and --all", param_hint="--recipe")
     workspace = Workspace.at(state)
 
     def find() -> list[StateEntry]:
+        if not chosen:
+            referred = cache.references(workspace, _targets(workspace, recipes or ()))
+            return [entry for entry in cache.entries(workspace.root, referred) if entry.unreferenced]
         listed = [entry for entry in cache.entries(workspace.root) if entry.kind in chosen]
         return _unused(cache.older_than(cache.removable(workspace.root, listed), seconds))
 
@@ -110,38 +114,26 @@ def clean(
         return
     with workspace.maintenance():
         removed = find()
-        cache.detach(workspace.root, removed)
+        if chosen:
+            cache.detach(workspace.root, removed)
         _remove(removed, json=json)
 
 
-def gc(
-    recipes: Annotated[
-        list[str] | None,
-        typer.Option("--recipe", metavar="FILE", help="Also keep entries that this recipe file refers to; repeatable."),
-    ] = None,
-    dry_run: DryRun = False,
-    state: State = None,
-    json: Json = False,
-) -> None:
-    """Remove entries that no recipe, lockfile, patch series or built image refers to.
-
-    Waits until no other command uses the directory. Kinds without an unreferenced size in `sm120kit cache` are kept: `sm120kit
-    cache clean --older` removes those.
-    """
-    from sm120kit.core.workspace import Workspace
+def _chosen(kinds: list[str], older: str, everything: bool) -> tuple[list[str], float]:
+    """The kinds that are removed by name or age, and that age in seconds; no kind: unreferenced entries are removed."""
+    from sm120kit.core.errors import NotFound, did_you_mean
     from sm120kit.images import cache
 
-    workspace = Workspace.at(state)
-
-    def find() -> list[StateEntry]:
-        referred = cache.references(workspace, _targets(workspace, recipes or ()))
-        return [entry for entry in cache.entries(workspace.root, referred) if entry.unreferenced]
-
-    if workspace.is_new() or dry_run:  # nothing to lock
-        _show(find(), dry_run=dry_run, json=json)
-        return
-    with workspace.maintenance():
-        _remove(find(), json=json)
+    if everything and (kinds or older):
+        raise typer.BadParameter("removes all kinds of any age: leave out KIND and --older", param_hint="--all")
+    seconds = _seconds(older) if older else -1.0
+    known = [kind.name for kind in cache.KINDS]
+    for name in kinds:
+        if name not in known:
+            raise NotFound(f"unknown kind {name!r}{did_you_mean(name, known)}", f"kinds: {', '.join(known)}")
+    if older or everything:
+        return kinds or [kind.name for kind in cache.KINDS if kind.reproducible], seconds
+    return kinds, seconds
 
 
 def _unused(entries: list[StateEntry]) -> list[StateEntry]:

@@ -27,9 +27,10 @@ COMMANDS = Branch(
             "Measure a server, show and compare results",
             {
                 "run": Leaf("bench:run_", "Measure a server over HTTP and write a result"),
-                "show": Leaf("bench_results:show", "Show the figures of results"),
+                "show": Leaf(
+                    "bench_results:show", "Show the figures of results, or write them as a table or a page"
+                ),
                 "compare": Leaf("bench_results:compare", "Compare two results case by case"),
-                "export": Leaf("bench_results:export", "Write results as a table, a page with charts, or charts"),
                 "import": Leaf("bench:import_", "Check published result files of other benchmarks"),
             },
         ),
@@ -37,8 +38,7 @@ COMMANDS = Branch(
             "Show and free the disk space of the state directory",
             {
                 "info": Leaf("cache:info", "Print the size of the state directory by kind"),
-                "clean": Leaf("cache:clean", "Remove entries of the state directory by kind and age"),
-                "gc": Leaf("cache:gc", "Remove entries that no recipe, lockfile, patch series or built image refers to"),
+                "clean": Leaf("cache:clean", "Remove unreferenced entries of the state directory, or those of a kind or age"),
             },
             default="info",
             alone=True,
@@ -72,10 +72,9 @@ COMMANDS = Branch(
             },
         ),
         "recipe": Branch(
-            "List, show, check, make and lock recipes",
+            "Show, check, make and lock recipes",
             {
-                "list": Leaf("recipe:list_", "List the recipes"),
-                "show": Leaf("recipe:show", "Show a recipe"),
+                "show": Leaf("recipe:show", "List the recipes, or show one"),
                 "check": Leaf("recipe:check", "Validate recipes and configurations"),
                 "new": Leaf("recipe_new:new", "Make the recipe of an upstream release"),
                 "update": Leaf("recipe_new:update", "List the upstream releases that are newer than the recipes"),

@@ -10,7 +10,6 @@ import typer
 from sm120kit.cli.options import (
     DebianSources,
     Json,
-    RecipeName,
     Sources,
     configuration_names,
     lockable_names,
@@ -28,11 +27,26 @@ def checked_names(incomplete: str) -> list[str]:
     return [*recipe_names(incomplete), *configuration_names(incomplete)]
 
 
-def list_(json: Json = False) -> None:
-    """List the recipes.
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            autocompletion=recipe_names,
+            help="A recipe, by name, file, or as engine@version; default: list all.",
+        ),
+    ] = "",
+    json: Json = False,
+) -> None:
+    """List the recipes, or show one.
 
-    In a repository of `sm120kit init` also where each comes from, and what overrides what.
+    With its pins, its kernels or wheels, and its build id if it is locked. In a repository of `sm120kit init`, the list has
+    also where each comes from, and what overrides what.
     """
+    _show(name, json) if name else _list(json)
+
+
+def _list(json: bool) -> None:
     from sm120kit import recipes
     from sm120kit.core.data_roots import origin, user_repository
 
@@ -49,11 +63,7 @@ def list_(json: Json = False) -> None:
     console.table(("recipe", *own, "made from", "archs", "kernel groups", "summary"), rows)
 
 
-def show(name: RecipeName, json: Json = False) -> None:
-    """Show a recipe.
-
-    With its pins, its kernels or wheels, and its build id if it is locked.
-    """
+def _show(name: str, json: bool) -> None:
     from sm120kit import recipes
     from sm120kit.recipes import lockfile
 

@@ -261,6 +261,6 @@ def mark_used(path: Path) -> None:
 
 
 def mark_tree_used(directory: Path, tree: str) -> None:
-    """Record that a directory of results was used for a tree: ``cache gc`` keeps it while a recipe produces that tree."""
+    """Record that a directory of results was used for a tree: ``cache clean`` keeps it while a recipe produces that tree."""
     with suppress(OSError):
         (directory / f"{tree}.tree").touch()

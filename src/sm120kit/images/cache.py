@@ -2,7 +2,7 @@
 
 Only a directory with the marker of a state directory is cleaned, only names that sm120kit creates are considered, and no link
 is followed, so that files of others are never removed. An entry is renamed before it is removed: it never exists in part, and
-the next `gc` completes an interrupted removal.
+the next removal completes an interrupted removal.
 """
 
 from __future__ import annotations
