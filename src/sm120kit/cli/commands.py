@@ -27,9 +27,7 @@ COMMANDS = Branch(
             "Measure a server, show and compare results",
             {
                 "run": Leaf("bench:run_", "Measure a server over HTTP and write a result"),
-                "show": Leaf(
-                    "bench_results:show", "Show the figures of results, or write them as a table or a page"
-                ),
+                "show": Leaf("bench_results:show", "Show the figures of results, or write them as a table or a page"),
                 "compare": Leaf("bench_results:compare", "Compare two results case by case"),
                 "import": Leaf("bench:import_", "Check published result files of other benchmarks"),
             },
