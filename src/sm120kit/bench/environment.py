@@ -82,6 +82,7 @@ def served_from(run: Run) -> Served:
         image=run.image,
         image_name=run.image_name,
         lock=run.build_id or None,
+        local=run.local or None,
         revision=revision(folder),
         tokenizer_sha256=file_sha256(tokenizer) if tokenizer.is_file() else None,
         argv=_same_at_each_start(run),

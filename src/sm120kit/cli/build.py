@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ContextOnly, Limits, Network, RemoteCacheOptions, Sources, recipe_names
+from sm120kit.cli.options import ContextOnly, Limits, LocalPatches, Network, RemoteCacheOptions, Sources, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.images.checks import CheckReport
     from sm120kit.images.delivery import ImageRequest
     from sm120kit.recipes.target import EngineTarget
+    from sm120kit.sources.context import Options
     from sm120kit.wheels.compile import Progress
     from sm120kit.wheels.records import BuildRequest, Stage
 
@@ -66,6 +67,7 @@ class BuildOptions:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and compile nothing.")] = False
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Directory for the wheel.")] = Path("wheelhouse")
     json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False
+    patch: LocalPatches = None
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,13 @@ def build(
     """
     from sm120kit.cli import build_output
     from sm120kit.core.disk import require_output_directory
+    from sm120kit.patches.local import read_local
     from sm120kit.wheels import pipeline
     from sm120kit.wheels.records import Stage, WheelBuild
 
     request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
     options = cache.used_by(sources.run_options(limits))
-    target = pipeline.resolve(engine, options)
+    target = pipeline.resolve(engine, options, read_local(steps.patch or ()))
     delivered = target.engine if not steps.to and not steps.dry_run else None
     _require_applicable(kernels, steps, image, engine=target.engine is not None, delivers=delivered is not None)
     pipeline.require_machine(target, request)
@@ -184,6 +187,36 @@ def _shared(target: EngineTarget, request: BuildRequest, image: ImageRequest) ->
 
     key = shared_images.shared_key(target, request, image)
     return key, shared_images.fetch_shared(key, target)
+
+
+def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str:
+    """Build and check the image of an engine with local patches, as `build ENGINE --patch` does, and return its name.
+
+    Raises:
+        CheckFailed: a check of the image failed.
+        Sm120kitError: see the stages.
+    """
+    from sm120kit.core.errors import CheckFailed
+    from sm120kit.images import delivery, verification
+    from sm120kit.patches.local import read_local
+    from sm120kit.recipes.target import resolve, with_local
+    from sm120kit.wheels import image_wheels
+    from sm120kit.wheels.records import BuildRequest
+
+    local = read_local(patches)
+    target = with_local(resolve(recipe, options), local).engine
+    assert target is not None
+    request = delivery.complete(delivery.ImageRequest(), target.recipe)
+    request = delivery.prepare(request, target.recipe, target.closure, options)
+    with watcher() as watch:
+        built = image_wheels.build(target, BuildRequest(), watch)
+    image = delivery.engine_image(built, request, options).image
+    assert image is not None
+    report = verification.verify_once(image, options.workspace)
+    if report.verified is None:
+        failed = [f"{check.suite}/{check.name}: {check.detail}" for check in report.checks if check.verdict == "failed"]
+        raise CheckFailed("\n  ".join(["the image with these patches failed checks:", *failed]), "correct the patch")
+    return report.verified.reference
 
 
 def _stage(text: str) -> Stage:

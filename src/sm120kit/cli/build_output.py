@@ -110,6 +110,7 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
         ((source.project, source.version, source.tree, source.patched_tree) for source in build.lock.sources),
     )
     console.table(("patch", "sha256"), ((patch.path, patch.sha256) for patch in build.lock.patches))
+    console.table(("local patch", "sha256"), ((f"{patch.project}/{patch.slug}", patch.sha256) for patch in build.local))
     if plan is not None:
         console.data(f"FlashInfer plan {plan.digest}: {_cost(plan)}")
         console.table(("left out", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
@@ -151,6 +152,8 @@ def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds
         return
     recipe = result.recipe
     console.info(f"lockfile of {recipe.name} verified: build id {result.build_id}")
+    for patch in result.local:
+        console.info(f"local patch {patch.project}/{patch.slug}: sha256 {patch.sha256[:12]}")
     console.info(f"{paths[0].name} replaces the official FlashInfer beside {len(result.closure.wheels)} locked wheels")
     for own in (each for each in result.repacked if each.artifacts is not None):
         console.info(f"{_built(own.ran)} {own.wheel.name}; records and logs: {own.directory}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -140,15 +141,23 @@ def show_report(report: CheckReport, *, json: bool) -> None:
         console.data(report.verified.reference)
 
 
+@dataclass(frozen=True)
+class PublishedForm:
+    """How an image is published, and whether one with local patches is."""
+
+    compression: Annotated[
+        Literal["gzip", "zstd"],
+        typer.Option("--compression", metavar="METHOD", help="gzip or zstd, which Docker before 23 cannot pull."),
+    ] = "gzip"
+    allow_local: Annotated[bool, typer.Option("--allow-local", help="Publish an image with local patches, too.")] = False
+
+
 def publish(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image that passed its checks.")],
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="registry/name, without a tag.")],
     index: Index = Path("images.json"),
     *,
-    compression: Annotated[
-        Literal["gzip", "zstd"],
-        typer.Option("--compression", metavar="METHOD", help="gzip or zstd, which Docker before 23 cannot pull."),
-    ] = "gzip",
+    form: PublishedForm,
     signing: SigningOptions,
     state: State = None,
     json: Json = False,
@@ -162,7 +171,7 @@ def publish(
     from sm120kit.images import publication
     from sm120kit.images.distribution import Compression
 
-    options = publication.PublishOptions(Compression(compression), signing.signer())
+    options = publication.PublishOptions(Compression(form.compression), signing.signer(), form.allow_local)
     with console.status() as show:
         entry = publication.publish(reference, repository, index, Workspace.open(state), options, show)
     assert entry.attested is not None

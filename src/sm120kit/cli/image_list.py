@@ -48,13 +48,14 @@ def _show_local(state: Path | None, *, json: bool) -> None:
         console.json_data(images)
         return
     console.table(
-        ("image", "store", "id", "recipe", "platform", "size", "checks"),
+        ("image", "store", "id", "recipe", "local patches", "platform", "size", "checks"),
         (
             (
                 "\n".join(local.tags) or "(no tag)",
                 local.store,
                 _short(local.image.id),
                 local.image.labels.get("sm120kit.recipe"),
+                local.image.labels.get("sm120kit.local", "").replace(",", "\n"),
                 local.image.platform,
                 _size(local.image.bytes),
                 _checks(local),

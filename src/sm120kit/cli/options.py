@@ -212,6 +212,12 @@ PatchedProject = Annotated[
         "--project", metavar="NAME", help="Another package that the recipe patches, such as b12x, instead of the engine."
     ),
 ]
+LocalPatches = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--patch", metavar="FILE|DIR", help="Also apply this diff to the project with its files, in no series; repeatable."
+    ),
+]
 SourceRecipeName = Annotated[
     str,
     typer.Argument(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ApiKey, ConfigName, Offline, Overwrite, PublishedImages, State, key_of
+from sm120kit.cli.options import ApiKey, ConfigName, LocalPatches, Offline, Overwrite, PublishedImages, State, key_of
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class ServerOptions:
     ] = ""
     wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
+    patch: LocalPatches = None
     state: State = None
 
     def location(self) -> ServerLocation:
@@ -338,16 +339,20 @@ def serve_(
 ) -> None:
     """Serve a model as a configuration describes.
 
-    Downloads the model if it is not on this host, checks image, checkpoint and memory, starts the server, and prints a request
-    for curl when it has answered one. The server runs until `sm120kit stop`, and listens on 127.0.0.1 without --listen.
+    With --patch, first builds the image with these diffs. Downloads the model if it is not on this host, checks image,
+    checkpoint and memory, starts the server, and prints a request for curl when it has answered one. The server runs until
+    `sm120kit stop`, and listens on 127.0.0.1 without --listen.
     """
     from sm120kit import serving
+    from sm120kit.cli.build import build_patched
     from sm120kit.core import reporting
     from sm120kit.core.workspace import Workspace
     from sm120kit.recipes import configurations
     from sm120kit.serving import launch
     from sm120kit.serving.nodes import differences, preparation
     from sm120kit.serving.resolve import on_node, resolve
+    from sm120kit.sources import Origin
+    from sm120kit.sources.context import Options
 
     nodes = spanned.each(planned, server.port)
     roots = planned.roots(len(nodes))
@@ -360,7 +365,12 @@ def serve_(
             raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
         launch.require_model(configuration, model.model)
     location = replace(location, node=nodes[0])
-    first = resolve(configuration, server.image, source, location, workspace, root=roots[0], planned=bool(planned))
+    image = server.image
+    if server.patch:
+        if image:
+            raise typer.BadParameter("the image is built with these patches: leave out --image", param_hint="--patch")
+        image = build_patched(configuration.engine, server.patch, Options(workspace, Origin(offline=model.offline)))
+    first = resolve(configuration, image, source, location, workspace, root=roots[0], planned=bool(planned))
     every = [first, *(on_node(first, node, root) for node, root in zip(nodes[1:], roots[1:], strict=True))]
     for difference in differences([resolved.host for resolved in every]):
         reporting.warn(f"the machines differ: {difference}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,37 @@ def read_chunks(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> Iterat
 def read_member(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
     """All of a member's bytes."""
     return b"".join(read_chunks(wheel, member))
+
+
+def copy_member(wheel: zipfile.ZipFile, member: zipfile.ZipInfo, into: zipfile.ZipFile, copy: zipfile.ZipInfo) -> None:
+    """Copy a member as it is compressed to the end of another archive, where ``copy`` has its name and mode.
+
+    Contents are the same whatever version of zlib packs them, and nothing is packed again.
+
+    Raises:
+        zipfile.BadZipFile: its header is not where the list of members has it.
+    """
+    source, target = wheel.fp, into.fp
+    assert source is not None and target is not None
+    source.seek(member.header_offset)
+    header = source.read(30)
+    if len(header) < 30 or header[:4] != b"PK\x03\x04" or member.flag_bits & 1:
+        raise zipfile.BadZipFile(f"{member.filename} cannot be copied")
+    name_bytes, extra_bytes = struct.unpack("<HH", header[26:])
+    source.seek(name_bytes + extra_bytes, io.SEEK_CUR)
+    copy.compress_type, copy.CRC = member.compress_type, member.CRC
+    copy.compress_size, copy.file_size, copy.header_offset = member.compress_size, member.file_size, into.start_dir
+    target.seek(into.start_dir)
+    target.write(copy.FileHeader())
+    left = member.compress_size
+    while left:
+        if not (chunk := source.read(min(left, _CHUNK))):
+            raise zipfile.BadZipFile(f"{member.filename} ends {left} bytes early")
+        target.write(chunk)
+        left -= len(chunk)
+    into.filelist.append(copy)
+    into.NameToInfo[copy.filename] = copy
+    into.start_dir = target.tell()
 
 
 class ChunkReader(io.RawIOBase):

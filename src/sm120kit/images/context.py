@@ -50,6 +50,9 @@ LEFT_OUT = f"{LABEL}left-out"
 WRONG_RECORD = f"{LABEL}wrong-record"
 """The label that lists the files of wheels that RECORD describes wrongly, see :func:`patterns`."""
 
+LOCAL = f"{LABEL}local"
+"""The label that lists local patches, which are in no series; only an image with any has it."""
+
 USAGE = "help.txt"
 """The file in ``engine/`` of a context that the entrypoint prints where there is no driver."""
 
@@ -153,7 +156,7 @@ def describe(
         **({} if installer else {f"{LABEL}builder": builder}),
     }
     digest = digest_of([text, scripts, arguments, labels, [wheel.wheel.sha256 for wheel in built], wheels, installer])
-    reference = image_name(setup.kind, version, digest)
+    reference = image_name(setup.kind, version, digest, local=LOCAL in labels)
     context = ImageContext(
         directory=workspace.root / "images" / digest / "context",
         digest=digest,
@@ -168,6 +171,12 @@ def describe(
         builder=builder,
     )
     return context, text, scripts
+
+
+def local_patches(built: Sequence[BuiltWheel]) -> tuple[str, ...]:
+    """The local patches in wheels that sm120kit built, each as ``project/name@sha256``, cut to 12 digits."""
+    applied = (patch for wheel in built for patch in wheel.origin.get("local", ()))
+    return tuple(f"{patch['project']}/{patch['slug']}@{patch['sha256'][:12]}" for patch in applied)
 
 
 def listed_wheels(locked: Sequence[LockedWheel]) -> str:
@@ -217,6 +226,8 @@ def _labels(
         f"{LABEL}ours": ",".join(f"{wheel.wheel.name}=={wheel.wheel.version}" for wheel in built),
         **setup.labels,
     }
+    if local := local_patches(built):
+        labels[LOCAL] = ",".join(local)
     if "@" in base:
         labels["org.opencontainers.image.base.name"] = base.partition("@")[0]
     return labels

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 
 from sm120kit.images.records import Image
 
-_LISTS = {"wheels": ("wheel", "=="), "patches": ("patch", "@"), "modules": ("module", "="), "archs": ("arch", "=")}
+_LISTS = {
+    "wheels": ("wheel", "=="),
+    "patches": ("patch", "@"),
+    "local": ("local patch", "@"),
+    "modules": ("module", "="),
+    "archs": ("arch", "="),
+}
 """Labels that hold a list: the singular, and the separator between an element's name and its version or hash."""
 _DERIVED = ("context", "reference")
 """Labels that differ whenever any other label does."""

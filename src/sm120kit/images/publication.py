@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm120kit.core.errors import NotVerified
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
 from sm120kit.images import context as contexts
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """How an image is published: compression of its layers (an image of the daemon: always gzip), and signature."""
+    """How an image is published: compression of its layers (an image of the daemon: always gzip), and signature.
+
+    ``local``: also an image with local patches.
+    """
 
     compression: Compression = Compression.GZIP
     sign: Signer | None = None
+    local: bool = False
 
 
 def publish(
@@ -38,6 +43,9 @@ def publish(
 
     See :func:`sm120kit.images.registry.publish` and :func:`sm120kit.images.attestation.write`. An entry of the index that has
     a statement keeps it unless it is to be signed.
+
+    Raises:
+        NotVerified: it has local patches, which ``options`` do not allow.
     """
     from sm120kit.images import attestation, registry, transports
     from sm120kit.images.attestation import base_packages, origins
@@ -46,6 +54,11 @@ def publish(
     transport = transports.transport_of(reference, layout, options.compression, report)
     store = EveryStore(workspace)
     verified = checks.require_verified(reference, store, workspace)
+    if (patches := verified.image.labels.get(contexts.LOCAL)) and not options.local:
+        raise NotVerified(
+            f"{reference} has local patches, which no series has: {patches}",
+            "make them permanent with `sm120kit patch import` and build again, or pass --allow-local",
+        )
     context = contexts.context_of(verified.image, workspace)
 
     def attest(entry: PublishedImage) -> Attestation:

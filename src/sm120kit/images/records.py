@@ -70,7 +70,7 @@ class Image:
         kind, version, context = (
             self.labels.get(label, "") for label in ("sm120kit.kind", "org.opencontainers.image.version", "sm120kit.context")
         )
-        name = image_name(kind, version, context)
+        name = image_name(kind, version, context, local="sm120kit.local" in self.labels)
         matches = _NAME.fullmatch(name) and _DIGEST.fullmatch(context) and self.labels.get("sm120kit.reference") == name
         return name if matches else ""
 
@@ -108,9 +108,12 @@ _NAME = re.compile(r"sm120kit/[a-z0-9]+(?:[._-][a-z0-9]+)*:[A-Za-z0-9][A-Za-z0-9
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def image_name(kind: str, version: str, context: str) -> str:
-    """Name and tag of an image that sm120kit builds; ``context`` is the digest of its build context."""
-    return f"sm120kit/{kind}:{version.partition('+')[0]}-sm120kit.{context[:12]}"
+def image_name(kind: str, version: str, context: str, *, local: bool = False) -> str:
+    """Name and tag of an image that sm120kit builds; ``context`` is the digest of its build context.
+
+    ``local``: it has patches that are in no series.
+    """
+    return f"sm120kit/{kind}:{version.partition('+')[0]}-{'local' if local else 'sm120kit'}.{context[:12]}"
 
 
 class Compression(StrEnum):

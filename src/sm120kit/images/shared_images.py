@@ -79,14 +79,19 @@ def push(key: str, image: VerifiedImage, remote: RemoteCache, workspace: Workspa
 def shared_key(target: EngineTarget, build: BuildRequest, request: delivery.ImageRequest) -> str:
     """The key of an engine's image in a remote cache: its inputs; empty if others than these decide it.
 
-    The builder ``docker`` is not shared, nor are images on a base that only a local daemon has.
+    The builder ``docker`` is not shared, nor are images with local patches or on a base that only a local daemon has.
 
     Raises:
         NotFound, RequirementMissing: see :func:`sm120kit.images.delivery.complete`.
     """
     recipe, request = target.recipe, delivery.complete(request, target.recipe)
     base = request.base
-    if request.builder is delivery.Builder.DOCKER or base.startswith("sha256:") or os.environ.get("CUDA_HOME"):
+    if (
+        target.local_patches
+        or request.builder is delivery.Builder.DOCKER
+        or base.startswith("sha256:")
+        or os.environ.get("CUDA_HOME")
+    ):
         return ""
     inputs = [
         target.build_id,

@@ -7,7 +7,7 @@ paths and text around the diff are accepted. The patch file has the diff of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -63,7 +63,7 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """The files of a diff in a tree: it applies with ``strip`` below ``directory``, without the files ``left_out``."""
 
     project: TreeProject
@@ -128,25 +128,18 @@ def require_free(root: Path, project: str, slug: str) -> None:
 
 def _import(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> tuple[Patch, tuple[str, ...], str]:
     """A patch of the tree ``above``, the files that are left out, and the tree that it gives."""
-    own, repository = foreign.message, Repository(tree.checkout.repository)
-    place = _place(foreign, tree, above, target)
+    own = foreign.message
+    place = place_of(foreign, tree, above, target)
     project = place.project
     slug = target.slug or own.slug or slug_of(foreign.file.stem)
     if problem := slug_problem(slug):
         reason = f"{foreign.file}: {problem}" if slug else f"the subject of {foreign.file} gives no file name"
         raise BadInput(reason, "name it with --name SLUG")
     subject, body = own.subject or SUBJECT, complete(own.body, f"{project.project}/{slug}", project.version)
-    with repository.index(above) as index:
-        plain, exact = _applied(index, foreign, place)
-    after = plain
-    if not exact:
-        normal = Patch(project.project, slug, own.author, own.date, subject, body, (), SpecifierSet(), b"", (), b"")
-        after = _placed_by_hunks(foreign, tree, above, place, normal)
-        if plain not in ("", after):
-            raise PatchConflict(f"{foreign.file} has hunks that are not at their lines, beside renames or modes", _BY_HAND)
-    if after == above:
-        raise PatchConflict(f"{foreign.file} changes nothing in the source", "choose another --recipe")
-    content = render(own.author, own.date, subject, body, diff(repository, above, after, project.path))
+    after = applied_tree(foreign, tree, above, place)
+    content = render(
+        own.author, own.date, subject, body, diff(Repository(tree.checkout.repository), above, after, project.path)
+    )
     result = parse_own(project.project, slug, content)
     if not result.is_for(project.version):
         raise BadInput(
@@ -156,7 +149,27 @@ def _import(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Import
     return result, place.left_out, after
 
 
-def _applied(index: GitIndex, foreign: ForeignPatch, place: _Place) -> tuple[str, bool]:
+def applied_tree(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Place) -> str:
+    """The tree that a diff gives of the tree ``above``.
+
+    Raises:
+        PatchConflict: it does not apply, or changes nothing.
+    """
+    own, project = foreign.message, place.project.project
+    with Repository(tree.checkout.repository).index(above) as index:
+        plain, exact = _applied(index, foreign, place)
+    after = plain
+    if not exact:
+        normal = Patch(project, "diff", own.author, own.date, SUBJECT, "", (), SpecifierSet(), b"", (), b"")
+        after = _placed_by_hunks(foreign, tree, above, place, normal)
+        if plain not in ("", after):
+            raise PatchConflict(f"{foreign.file} has hunks that are not at their lines, beside renames or modes", _BY_HAND)
+    if after == above:
+        raise PatchConflict(f"{foreign.file} changes nothing in the source", "choose another --recipe")
+    return after
+
+
+def _applied(index: GitIndex, foreign: ForeignPatch, place: Place) -> tuple[str, bool]:
     """The tree with a diff, empty if git does not apply it; and whether its lines or blob ids decide where its hunks are."""
     before = index.write_tree()
     arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *place.arguments]
@@ -173,7 +186,7 @@ def _applied(index: GitIndex, foreign: ForeignPatch, place: _Place) -> tuple[str
     return index.write_tree(), True
 
 
-def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place: _Place, patch: Patch) -> str:
+def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Place, patch: Patch) -> str:
     """The tree with a diff whose hunks fit exactly one place each, though not at their lines.
 
     Raises:
@@ -195,7 +208,7 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
     return step.tree
 
 
-def _normal_form(foreign: ForeignPatch, place: _Place) -> bytes:
+def _normal_form(foreign: ForeignPatch, place: Place) -> bytes:
     """The hunks of a diff with headers as in patch files; paths are relative to the project."""
     from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
     from unidiff.patch import PatchSet
@@ -208,7 +221,7 @@ def _normal_form(foreign: ForeignPatch, place: _Place) -> bytes:
     return "".join(sections).encode("latin-1")
 
 
-def _section(file: PatchedFile, place: _Place) -> str:
+def _section(file: PatchedFile, place: Place) -> str:
     named = file.source_file if file.target_file == "/dev/null" else file.target_file
     path = "/".join(named.split("/")[place.strip :])
     if path in place.left_out:
@@ -257,7 +270,7 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[l
     return paths, {*_CREATED.findall(summary), *renamed}
 
 
-def _place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> _Place:
+def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> Place:
     """Where the files of a diff are: where those that it changes exist and those that it creates do not.
 
     The directories of new files decide between several projects.
@@ -271,14 +284,15 @@ def _place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportT
     for strip in (1, 0) if target.strip is None else (target.strip,):
         try:
             paths, created = _files(foreign, repository, strip)
+            named = dict(zip(paths, _files(foreign, repository, min(strip, 1))[0], strict=True))
         except BadInput:
             if strip or target.strip is not None:
                 raise
             continue
-        found = dict[_Place, bool]()
+        found = dict[Place, bool]()
         for prefix in dict.fromkeys(project.prefix for project in projects):
             directory = prefix + (f"{target.directory.strip('/')}/" if target.directory else "")
-            place, wrong = _fit(foreign, (paths, created), directory, existing, projects)
+            place, wrong = _fit(foreign, (named, created), directory, existing, projects)
             refused += wrong
             if place and target.project in ("", place.project.project):
                 found[replace(place, strip=strip)] = _in_known_directories(created, place, existing)
@@ -296,17 +310,20 @@ def _place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportT
 
 def _fit(
     foreign: ForeignPatch,
-    named: tuple[Sequence[str], set[str]],
+    named: tuple[Mapping[str, str], set[str]],
     directory: str,
     existing: set[str],
     projects: Sequence[TreeProject],
-) -> tuple[_Place | None, list[str]]:
-    """The place of a diff below a directory, or the reasons why it cannot be there. ``named``: its paths, those created."""
+) -> tuple[Place | None, list[str]]:
+    """The place of a diff below a directory, or the reasons why it cannot be there.
+
+    ``named`` are its paths, each with that in its author's tree, and those that are created.
+    """
     paths, created = named
     tops = {path.removeprefix(directory).partition("/")[0] for path in existing if path.startswith(directory)}
     absent = [path for path in paths if path not in created and directory + path not in existing]
     new = [path for path in paths if path in created and path.partition("/")[0] not in tops]
-    left_out = tuple(path for path in (*absent, *new) if BESIDE & {*PurePosixPath(path).parts[:-1]})
+    left_out = tuple(path for path in (*absent, *new) if BESIDE & {*PurePosixPath(paths[path]).parts[:-1]})
     wrong = [f"{directory}{path} does not exist" for path in absent if path not in left_out]
     wrong += [f"{directory}{path} exists already" for path in paths if path in created and directory + path in existing]
     kept = [path for path in paths if path not in left_out]
@@ -316,10 +333,10 @@ def _fit(
     if len(owners) > 1:
         both = " and ".join(sorted(owner.project for owner in owners))
         raise BadInput(f"{foreign.file} changes files of {both}", "one patch is of one project: split it")
-    return _Place(owners.pop(), 1, directory, left_out), []
+    return Place(owners.pop(), 1, directory, left_out), []
 
 
-def _in_known_directories(created: set[str], place: _Place, existing: set[str]) -> bool:
+def _in_known_directories(created: set[str], place: Place, existing: set[str]) -> bool:
     """Whether all directories of new files exist."""
     directories = {path.rpartition("/")[0] for path in existing}
     return all((place.directory + path).rpartition("/")[0] in directories for path in created if path not in place.left_out)

@@ -21,13 +21,17 @@ class AppliedPatch:
 
 @dataclass(frozen=True)
 class PatchedTree:
-    """A checkout with the overrides and every applicable patch on top, as a commit in the same repository."""
+    """A checkout with the overrides and every applicable patch on top, as a commit in the same repository.
+
+    ``local`` are patches of the user above the series; the ``sha256`` of one is that of its diff.
+    """
 
     checkout: Checkout
     inside: tuple[VendoredProject, ...]
     commit: str
     tree: str
     patches: tuple[AppliedPatch, ...]
+    local: tuple[AppliedPatch, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,9 @@ from sm120kit.core.errors import Mismatch, NotFound
 from sm120kit.patches.checkout import OVERRIDES, PATCHES, fetch_patched, has_series, series_files, series_of
 from sm120kit.patches.drift import status, status_without_source
 from sm120kit.patches.format import Patch
-from sm120kit.patches.records import PatchedTree, PatchStatus, TreeProject, projects_in_tree
+from sm120kit.patches.local import apply_local
+from sm120kit.patches.mails import ForeignPatch
+from sm120kit.patches.records import AppliedPatch, PatchedTree, PatchStatus, TreeProject, projects_in_tree
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Closure, Lock, LockedFile
 from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
@@ -28,7 +30,8 @@ class PatchSource:
 
     ``recipe`` is the recipe as an argument of commands. ``inside`` are projects inside the source that ``pin`` fetches.
     ``files`` is from :func:`sm120kit.patches.checkout.series_files`. Checkout and tree are read, or fetched, when they are
-    first used, because not every command needs them; then they stay.
+    first used, because not every command needs them; then they stay. ``local`` is the tree with local patches above the
+    series, None without any.
     """
 
     recipe: str
@@ -36,6 +39,7 @@ class PatchSource:
     inside: tuple[VendoredProject, ...]
     options: Options
     files: Mapping[str, str]
+    local: PatchedTree | None = None
 
     @property
     def projects(self) -> list[TreeProject]:
@@ -65,9 +69,14 @@ class PatchSource:
         return sources.fetch(self.pin, self.options.workspace, self.options.origin)
 
     @cached_property
-    def tree(self) -> PatchedTree:
+    def series_tree(self) -> PatchedTree:
         """The source with its patch series applied; fetched and patched if it is not cached."""
         return fetch_patched(self.pin, self.inside, self.options, self.files)
+
+    @property
+    def tree(self) -> PatchedTree:
+        """The source that is built: with its patch series, and with local patches."""
+        return self.local or self.series_tree
 
     @property
     def unpatched_tree(self) -> PatchedTree:
@@ -103,6 +112,12 @@ class Target:
     def python_trees(self, closures: Sequence[Closure]) -> tuple[PatchedTree, ...]:
         """The patched sources of an engine and of other wheels in ``closures``: a FlashInfer recipe has none."""
         return ()
+
+    @property
+    def local_patches(self) -> tuple[AppliedPatch, ...]:
+        """The local patches of all sources, see :func:`with_local`."""
+        trees = dict.fromkeys([self.flashinfer.local, *(source.local for source in self.sources)])
+        return tuple(patch for tree in trees if tree for patch in tree.local)
 
     @property
     def argument(self) -> str:
@@ -147,6 +162,7 @@ class FlashInferTarget(Target):
     path: Path
     options: Options
     files: Mapping[str, str]
+    local: PatchedTree | None = None
 
     @property
     def flashinfer(self) -> FlashInferTarget:
@@ -156,7 +172,7 @@ class FlashInferTarget(Target):
     @cached_property
     def source(self) -> PatchSource:
         """The source of the recipe."""
-        return PatchSource(self.argument, self.recipe.pin, self.recipe.inside, self.options, self.files)
+        return PatchSource(self.argument, self.recipe.pin, self.recipe.inside, self.options, self.files, self.local)
 
     @property
     def checkout(self) -> Checkout:
@@ -167,6 +183,11 @@ class FlashInferTarget(Target):
     def tree(self) -> PatchedTree:
         """The patched source. See :attr:`PatchSource.tree`."""
         return self.source.tree
+
+    @property
+    def series_tree(self) -> PatchedTree:
+        """The source with its series, without local patches."""
+        return self.source.series_tree
 
     @property
     def unpatched_tree(self) -> PatchedTree:
@@ -191,12 +212,14 @@ class FlashInferTarget(Target):
 class EngineTarget(Target):
     """The recipe of an engine with its lockfile, its own source tree, and the target of the FlashInfer recipe that it uses.
 
-    See :class:`FlashInferTarget`. To verify the lockfile means to verify that of the FlashInfer recipe as well.
+    See :class:`FlashInferTarget`. To verify the lockfile means to verify that of the FlashInfer recipe as well. ``local`` are
+    trees with local patches, by project.
     """
 
     recipe: EngineRecipe
     path: Path
     flashinfer: FlashInferTarget
+    local: Mapping[str, PatchedTree] = field(default_factory=dict)
 
     @property
     def engine(self) -> EngineTarget:
@@ -227,7 +250,7 @@ class EngineTarget(Target):
     @property
     def patched(self) -> tuple[PatchSource, ...]:
         """Those of :attr:`packages` that have a patch for their version, or that the recipe lists."""
-        return tuple(source for source in self.packages if self._counts(source))
+        return tuple(source for source in self.packages if source.local or self._is_locked(source))
 
     @property
     def sources(self) -> tuple[PatchSource, ...]:
@@ -259,10 +282,10 @@ class EngineTarget(Target):
         return tuple(self._source_of(pin, ()) for pin in (*listed, *others))
 
     def _source_of(self, pin: Pin, inside: tuple[VendoredProject, ...]) -> PatchSource:
-        return PatchSource(self.argument, pin, inside, self.options, self.flashinfer.files)
+        return PatchSource(self.argument, pin, inside, self.options, self.flashinfer.files, self.local.get(pin.project))
 
-    def _counts(self, source: PatchSource) -> bool:
-        """Whether a source is an input of the image: the recipe names it, or a patch is for its version."""
+    def _is_locked(self, source: PatchSource) -> bool:
+        """Whether a source is an input of the lockfile: the recipe names it, or a patch of the series is for its version."""
         return source.pin in (self.recipe.pin, *(wheel.pin for wheel in self.recipe.patched)) or source.is_patched
 
     @cached_property
@@ -275,19 +298,34 @@ class EngineTarget(Target):
     @property
     def engine_tree(self) -> PatchedTree | None:
         """The engine's own source with its series applied; None for a locked wheel without a patch for its version."""
-        return self.source.tree if self.source and self._counts(self.source) else None
+        source = self.source
+        return source.tree if source and (source.local or self._is_locked(source)) else None
 
     def python_trees(self, closures: Sequence[Closure]) -> tuple[PatchedTree, ...]:
-        """The patched trees of the engine and of other wheels in ``closures``, without wheels that stay as they are."""
+        """The trees of the engine and of other wheels in ``closures`` with their series, if these change them."""
         wheels = self._first_closure(closures)
         own = self._own_source(wheels)
         every = (*((own,) if own else ()), *self._package_sources(wheels))
-        return tuple(source.tree for source in every if self._counts(source))
+        return tuple(source.series_tree for source in every if self._is_locked(source))
 
 
 def _pin_of(wheel: LockedWheel) -> WheelPin:
     """A locked wheel as a source; its project, the name of the series, is that of the distribution."""
     return WheelPin(wheel.name, wheel.name, wheel.version, wheel.sha256, wheel.filename)
+
+
+def with_local(target: Target, patches: Sequence[ForeignPatch]) -> Target:
+    """A target with local patches above its series. Its lockfile and build id stay those of the series.
+
+    Raises:
+        BadInput, PatchConflict: see :func:`sm120kit.patches.local.apply_local`.
+    """
+    engine = target.engine
+    own = engine.sources if engine else ()
+    flashinfer, *others = apply_local(patches, [target.flashinfer.series_tree, *(source.series_tree for source in own)])
+    kernels = replace(target.flashinfer, local=flashinfer if flashinfer.local else None)
+    changed = {tree.checkout.pin.project: tree for tree in others if tree.local}
+    return replace(engine, flashinfer=kernels, local=changed) if engine else kernels
 
 
 def argument(recipe: Path) -> str:

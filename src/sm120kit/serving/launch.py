@@ -20,6 +20,7 @@ from sm120kit.core.urls import Endpoint
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import doctor, log_rules
 from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
+from sm120kit.images import context as contexts
 from sm120kit.images import loading, published
 from sm120kit.images.docker import Daemon
 from sm120kit.images.oci import Layout
@@ -255,6 +256,7 @@ class RunRecord:
             argv=(),
             environment=tuple(sorted(service.variables)),
             build_id=prepared.image.image.labels.get("sm120kit.build-id", ""),
+            local=prepared.image.image.labels.get(contexts.LOCAL, ""),
             url=service.url,
             log=str(self.log),
             started=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),

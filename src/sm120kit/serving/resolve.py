@@ -176,7 +176,7 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
 
 
 def _local_image(recipe: str, workspace: Workspace) -> str:
-    """The name of the verified image of a recipe in the state directory or the daemon, "" without one.
+    """The name of the verified image of a recipe, without local patches, in the state directory or the daemon; or "".
 
     Raises:
         NotFound: there are several.
@@ -185,6 +185,7 @@ def _local_image(recipe: str, workspace: Workspace) -> str:
         local.image.content: local.tags[0] if local.tags else local.image.id
         for local in inventory.local_images(EveryStore(workspace).stores(), workspace)
         if local.image.labels.get("sm120kit.recipe") == recipe and local.standing is CheckStatus.VERIFIED
+        if images.LOCAL not in local.image.labels  # only by its name
     }
     if len(verified) > 1:
         raise NotFound(

@@ -123,7 +123,7 @@ def _from_remote_plan(target: FlashInferTarget, request: BuildRequest) -> WheelB
 
 def _plan_key(target: FlashInferTarget, request: BuildRequest) -> str:
     """The key of a plan in a remote cache; empty if other inputs than those of the lockfile decide it."""
-    if not target.lock_path.is_file() or os.environ.get("CUDA_HOME"):
+    if target.local or not target.lock_path.is_file() or os.environ.get("CUDA_HOME"):
         return ""
     _verified_lock(target)
     archs, (_, host_version) = sorted(request.archs or target.recipe.archs), host_compiler()

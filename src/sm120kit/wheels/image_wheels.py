@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import RequirementMissing
+from sm120kit.patches.records import AppliedPatch
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, toolchain
 from sm120kit.recipes.records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.wheels import flashinfer
-from sm120kit.wheels.overlay import build_overlay, patched_members
+from sm120kit.wheels.overlay import build_overlay, patched_members, require_effect
 from sm120kit.wheels.records import BuildRequest, RepackedWheel, Stage, WheelBuild
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class EngineBuild:
     """An engine's recipe with its lock, its FlashInfer wheel, and the wheels that are packed again, the engine's own first.
 
     All are planned or built, up to the stage of the request. ``build_id`` is the sha256 of the lockfile, ``official`` are its
-    wheels.
+    wheels, ``local`` the local patches.
     """
 
     recipe: EngineRecipe
@@ -40,6 +41,7 @@ class EngineBuild:
     official: Closure
     flashinfer: WheelBuild
     repacked: tuple[RepackedWheel, ...] = ()
+    local: tuple[AppliedPatch, ...] = ()
 
     @property
     def closure(self) -> Closure:
@@ -86,6 +88,9 @@ def build(
         RequirementMissing: the image is for another machine, or the compilers are not the locked ones.
     """
     recipe, lock = target.recipe, target.lock
+    for tree in target.local.values():
+        if not request.from_source or tree.checkout.pin.project != recipe.engine:
+            require_effect(tree)
     if request.stage in (Stage.COMPILE, Stage.PACK):
         require_native(recipe, request)
         if (request.group or recipe.kernels) != NO_KERNELS:
@@ -98,7 +103,9 @@ def build(
     repacked = (own, *(build_overlay(target, source.tree, pack=pack) for source in target.patched))
     kernels = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
     wheel = flashinfer.build(target.flashinfer, kernels, watch)
-    return EngineBuild(recipe, lock, target.build_id, target.closure, wheel, tuple(filter(None, repacked)))
+    return EngineBuild(
+        recipe, lock, target.build_id, target.closure, wheel, tuple(filter(None, repacked)), target.local_patches
+    )
 
 
 def _build_from_source(target: EngineTarget, stage: Stage, watch: Callable[[Progress], None]) -> RepackedWheel | None:

@@ -6,13 +6,14 @@ import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from sm120kit.core import archives, reporting
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.errors import PatchConflict
+from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.temporary import publish_directory
+from sm120kit.patches.foreign import BESIDE
 from sm120kit.patches.records import AppliedPatch, PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import wheelhouse
@@ -32,11 +33,27 @@ def patched_members(package: str, tree: PatchedTree) -> dict[str, tuple[AppliedP
     """
     repository = Repository(tree.checkout.repository)
     members: dict[str, tuple[AppliedPatch, ...]] = {}
-    for patch in tree.patches:
+    for patch in (*tree.patches, *tree.local):
         for path in repository.changed(f"{patch.commit}^", patch.commit):
             if path.startswith(f"{package}/"):
                 members[path] = (*members.get(path, ()), patch)
     return dict(sorted(members.items()))
+
+
+def require_effect(tree: PatchedTree) -> None:
+    """Require that every file that local patches change is in the wheel that is packed from a tree, or beside the package.
+
+    Raises:
+        BadInput: a file is not; the message lists all.
+    """
+    package, changed = tree.checkout.pin.project, Repository(tree.checkout.repository).changed
+    files = sorted({path for patch in tree.local for path in changed(f"{patch.commit}^", patch.commit)})
+    native = [path for path in files if not path.startswith(f"{package}/") and not BESIDE & {*PurePosixPath(path).parts[:-1]}]
+    if native or not any(path.startswith(f"{package}/") for path in files or ("",)):
+        raise BadInput(
+            "\n  ".join([f"local patches of {package} change files that are not in its Python package:", *(native or files)]),
+            "--from-source compiles what a recipe can build from source; split off the Python files",
+        )
 
 
 def write_patched_members(package: str, tree: PatchedTree, official: Path, out: Path) -> dict[str, Path | None]:
@@ -94,7 +111,11 @@ def pack_overlay(
     others of the series.
     """
     used = {patch for patches in patched_members(plan.engine, tree).values() for patch in patches}
-    applied = replace(tree, patches=tuple(patch for patch in tree.patches if patch in used))
+    applied = replace(
+        tree,
+        patches=tuple(patch for patch in tree.patches if patch in used),
+        local=tuple(patch for patch in tree.local if patch in used),
+    )
     record = record_json(repacked_record(plan, applied, official, replaced)).encode()
     with publish_directory(directory) as staging:
         write_record(staging / "plan.json", plan)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sm120kit.core.errors import BadInput
+from sm120kit.patches.mails import ForeignPatch
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.target import FlashInferTarget, Target
 from sm120kit.sources.context import Options
@@ -31,12 +33,21 @@ BuildTarget = Target | KernelWheelTarget
 """What ``build`` builds."""
 
 
-def resolve(argument: str, options: Options) -> BuildTarget:
-    """Resolve the argument of ``build``: a recipe, see :func:`sm120kit.recipes.target.resolve`, or ``kernels[@RECIPE]``."""
+def resolve(argument: str, options: Options, patches: Sequence[ForeignPatch] = ()) -> BuildTarget:
+    """Resolve the argument of ``build``: a recipe, see :func:`sm120kit.recipes.target.resolve`, or ``kernels[@RECIPE]``.
+
+    Local ``patches`` are applied above the series, see :func:`sm120kit.recipes.target.with_local`.
+
+    Raises:
+        BadInput: the kernel wheel is given local patches.
+    """
     product, _, recipe = argument.partition("@")
-    if product == KERNEL_WHEEL:
-        return KernelWheelTarget(targets.resolve_flashinfer(recipe or "flashinfer", options))
-    return targets.resolve(argument, options)
+    if product != KERNEL_WHEEL:
+        target = targets.resolve(argument, options)
+        return targets.with_local(target, patches) if patches else target
+    if patches:
+        raise BadInput(f"{argument} takes no local patches", "build an engine, or flashinfer, with --patch")
+    return KernelWheelTarget(targets.resolve_flashinfer(recipe or "flashinfer", options))
 
 
 def require_machine(target: BuildTarget, request: BuildRequest) -> None:

@@ -129,6 +129,7 @@ def plan_flashinfer(
         "left_out": left_out,
         "versions": dict(environment.versions),
         "tree": tree.tree,  # the wheel has its sources, also if nothing is compiled
+        **_local(tree),
     }
     plan = BuildPlan(
         recipe=recipe.name,
@@ -240,6 +241,7 @@ def plan_extensions(
         "official": official.sha256,
         "environment": sorted((wheel.name, wheel.sha256) for wheel in wheels),
         "versions": dict(environment.versions),
+        **_local(tree),
     }
     plan = BuildPlan(
         recipe=recipe.name,
@@ -276,6 +278,11 @@ def plan_overlay(recipe: EngineRecipe, tree: PatchedTree, official: LockedWheel,
         digest="",
     )
     return _with_digest(plan, {"commit": tree.commit, "official": official.sha256, "replaced": sorted(replaced)})
+
+
+def _local(tree: PatchedTree) -> dict[str, object]:
+    """The local patches, which the wheel records: a series with the same tree gives another wheel."""
+    return {"local": [patch.sha256 for patch in tree.local]} if tree.local else {}
 
 
 def _regrouping(settings: ModuleTable) -> list[str]:

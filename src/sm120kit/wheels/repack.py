@@ -67,7 +67,7 @@ def repack(official: Path, version: str, replaced: Mapping[str, Path | None], ad
         tags = _tags(archives.read_member(wheel, f"{info}/WHEEL").decode())
         if not re.fullmatch(r"[\w.]+-[\w.]+-[\w.]+", tags):
             raise BadInput(f"WHEEL of {official.name} states the tags {tags!r}", "is it a wheel?")
-        target = out / f"{name}-{version}-{tags}.whl"
+        target, recorded = out / f"{name}-{version}-{tags}.whl", _recorded(wheel, f"{info}/RECORD")
         rows: list[tuple[str, str, str]] = []
         with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
             for member in wheel.infolist():
@@ -82,6 +82,10 @@ def repack(official: Path, version: str, replaced: Mapping[str, Path | None], ad
                     content = iter(
                         [_with_version(archives.read_member(wheel, member), official_version, version, official.name)]
                     )
+                elif (row := recorded.get(member.filename)) and row[2] == str(member.file_size):
+                    archives.copy_member(wheel, member, packed, _new_member(name_in_target, member.external_attr))
+                    rows.append((name_in_target, row[1], row[2]))
+                    continue
                 else:
                     content = archives.read_chunks(wheel, member)
                 rows.append(_add(packed, name_in_target, content, member.external_attr, member.compress_type))
@@ -101,6 +105,14 @@ def _dist_info(path: Path, wheel: zipfile.ZipFile) -> str:
     if len(directories) != 1:
         raise BadInput(f"{path.name} has {len(directories)} .dist-info directories, not 1", "is it a wheel?")
     return directories.pop()
+
+
+def _recorded(wheel: zipfile.ZipFile, record: str) -> dict[str, tuple[str, str, str]]:
+    """The rows of RECORD with a sha256, by member; that of the wheel covers RECORD."""
+    if record not in wheel.namelist():
+        return {}
+    rows = csv.reader(archives.read_member(wheel, record).decode().splitlines())
+    return {row[0]: (row[0], row[1], row[2]) for row in rows if len(row) > 2 and row[1].startswith("sha256=")}
 
 
 def _tags(header: str) -> str:
@@ -124,10 +136,16 @@ def _read_chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
+def _new_member(name: str, mode: int) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)  # dated 1980: wheels must not depend on the time of packing
+    info.external_attr = mode
+    return info
+
+
 def _add(archive: zipfile.ZipFile, name: str, content: Iterator[bytes], mode: int, compression: int) -> tuple[str, str, str]:
     """Write a member and return its row of RECORD."""
-    info = zipfile.ZipInfo(name)  # dated 1980: wheels must not depend on the time of packing
-    info.external_attr, info.compress_type = mode, compression
+    info = _new_member(name, mode)
+    info.compress_type = compression
     digest, size = hashlib.sha256(), 0
     with archive.open(info, "w") as file:
         for chunk in content:

@@ -108,6 +108,8 @@ def _dependencies(context: ImageContext) -> Iterator[dict[str, Any]]:
         yield _resource(f"source of {pin['project']}", digest, purls.source_purl(pin), kind=kind)
         for patch in built.origin["patches"]:
             yield _resource(f"patches/{patch['project']}/{patch['slug']}.patch", patch["sha256"])
+        for patch in built.origin.get("local", ()):
+            yield _resource(f"local patch {patch['project']}/{patch['slug']}", patch["sha256"])
     official = (wheel for built in context.ours for wheel in purls.official_wheel(built))
     for wheel in (*context.locked, *official, *filter(None, [context.installer])):
         yield _resource(wheel.filename, wheel.sha256, purls.wheel_purl(wheel))

@@ -131,7 +131,7 @@ def _library(name: str, version: str, purl: PackageURL, sha256: str) -> Componen
 def _ours(built: BuiltWheel) -> Component:
     """A wheel that sm120kit built, with its pedigree, and the projects inside its source with theirs."""
     part, origin, pin = _wheel(built.wheel), built.origin, built.origin["pin"]
-    ours = [patch for patch in origin["patches"] if patch["project"] == pin["project"]]
+    ours = _patches_of(pin["project"], built)
     ancestors = [_source(pin), *map(_wheel, purls.official_wheel(built))]
     part.pedigree = _pedigree(ancestors, ours, f"git tree {origin['tree']} is the patched source, with headers of our own")
     part.properties = _properties(
@@ -141,11 +141,17 @@ def _ours(built: BuiltWheel) -> Component:
     return part
 
 
+def _patches_of(project: str, built: BuiltWheel) -> list[Mapping[str, str]]:
+    """The patches of a project in a wheel: those of its series, then local ones, whose project is ``local/<project>``."""
+    local = [{**patch, "project": f"local/{patch['project']}"} for patch in built.origin.get("local", ())]
+    return [patch for patch in (*built.origin["patches"], *local) if patch["project"].removeprefix("local/") == project]
+
+
 def _inside(project: Mapping[str, str], built: BuiltWheel) -> Component:
     from cyclonedx.model.component import Component, ComponentType
 
     purl = purls.purl("generic", project["project"], project["version"])
-    patches = [patch for patch in built.origin["patches"] if patch["project"] == project["project"]]
+    patches = _patches_of(project["project"], built)
     ancestor = Component(type=ComponentType.LIBRARY, name=project["project"], version=project["version"], purl=purl)
     return Component(
         type=ComponentType.LIBRARY,
@@ -193,7 +199,8 @@ def _patch(patch: Mapping[str, str]) -> Patch:
 
 
 def _path(patch: Mapping[str, str]) -> str:
-    return f"patches/{patch['project']}/{patch['slug']}.patch"
+    directory = "" if patch["project"].startswith("local/") else "patches/"
+    return f"{directory}{patch['project']}/{patch['slug']}.patch"
 
 
 def _hashes(patches: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -47,7 +47,7 @@ def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:
     flashinfer = target.flashinfer
     require_patched(target.recipe, closures)
     rests_on = "" if target is flashinfer else f"{flashinfer.recipe.name} {flashinfer.build_id}"
-    trees = flashinfer.tree, *target.python_trees(closures)
+    trees = flashinfer.series_tree, *target.python_trees(closures)
     lock = assemble(target.recipe, flashinfer.recipe, trees, flashinfer.overrides, closures, rests_on)
     return replace(lock, base_image=_base(target.recipe, target.recipe.base)) if target.recipe.base else lock
 

@@ -1,0 +1,120 @@
+"""Local patches: diffs of a user that a build applies above the series of whichever project has their files.
+
+They need no trailers, and nothing is written to a series. Their commits depend on the diffs alone: the same diffs give the same
+trees on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sm120kit.core.errors import BadInput
+from sm120kit.patches.apply import REFS
+from sm120kit.patches.export import slug_of
+from sm120kit.patches.foreign import ImportTarget, Place, applied_tree, place_of
+from sm120kit.patches.mails import ForeignPatch, read_diffs
+from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.sources.git import Repository
+from sm120kit.sources.records import WheelPin
+
+MAX_FILES = 200
+"""Limit for the patch files of one build."""
+
+
+def read_local(paths: Sequence[Path]) -> tuple[ForeignPatch, ...]:
+    """Read the patches in files and directories, the first to be applied first.
+
+    Of a directory, these are the files of its ``series``, or else ``*.patch`` and ``*.diff`` by name.
+
+    Raises:
+        BadInput: a file cannot be read or has no diff, a directory has no patch, there are too many, or two are equal.
+    """
+    files = [file for path in paths for file in (_listed(path) if path.is_dir() else (path,))]
+    if len(files) > MAX_FILES:
+        raise BadInput(f"{len(files)} patch files; at most {MAX_FILES} are applied", "name fewer with --patch")
+    found: dict[bytes, ForeignPatch] = {}
+    for patch in (patch for file in files for patch in read_diffs(file)):
+        if (first := found.setdefault(patch.diff, patch)) is not patch:
+            raise BadInput(f"{patch.file} has the same diff as {first.file}", "name each patch once")
+    return tuple(found.values())
+
+
+def _listed(directory: Path) -> Iterator[Path]:
+    series = directory / "series"
+    if series.is_file():
+        lines = (line.partition("#")[0].split() for line in series.read_text(errors="replace").splitlines())
+        named = [directory / words[0] for words in lines if words]
+        files = [file if file.is_file() else file.with_name(f"{file.name}.patch") for file in named]
+    else:
+        files = sorted(path for path in directory.iterdir() if path.suffix in (".patch", ".diff"))
+    if not files:
+        raise BadInput(f"{directory} has no patch", "name a directory with *.patch or *.diff files, or a file")
+    yield from files
+
+
+def apply_local(patches: Sequence[ForeignPatch], trees: Sequence[PatchedTree]) -> tuple[PatchedTree, ...]:
+    """The trees with each patch applied to the one that has its files. Either all patches are applied, or none is.
+
+    Raises:
+        BadInput: the files of a patch are those of no tree, or of several.
+        PatchConflict: it does not apply.
+    """
+    above = list(trees)
+    for patch in patches:
+        number, place = _owner(patch, above)
+        above[number] = _applied(patch, above[number], place)
+    for tree in (tree for tree in above if tree.local):
+        Repository(tree.checkout.repository).set_ref(f"{REFS}/{tree.commit}", tree.commit)
+    return tuple(above)
+
+
+def _owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place]:
+    """The number of the tree that has the files of a patch, and where they are there."""
+    places: dict[int, Place] = {}
+    problems: list[str] = []
+    for number, tree in enumerate(trees):
+        found = _place(patch, tree)
+        if isinstance(found, Place):
+            places[number] = found
+        else:
+            problems += [tree.checkout.pin.project + ":", *found.message.splitlines()[1:]]
+    if len(places) == 1:
+        return next(iter(places.items()))
+    if places:
+        names = " and ".join(place.project.project for place in places.values())
+        raise BadInput(f"{patch.file} has files of {names}", "give its paths from the root of the project's repository")
+    raise BadInput(
+        "\n".join([f"{patch.file} is for no project of this recipe", *problems]),
+        "of an engine, Python files of its wheel can be patched; split a patch of several projects",
+    )
+
+
+def _place(patch: ForeignPatch, tree: PatchedTree) -> Place | BadInput:
+    """Where the files of a patch are in a tree, or why they are not.
+
+    Beside the paths in the source, those of a wheel may be relative to its package, or have the directory of the package in
+    the project's repository above them: ``python/sglang/...``.
+    """
+    targets = [ImportTarget()]
+    if isinstance(pin := tree.checkout.pin, WheelPin):
+        targets += [ImportTarget(directory=pin.project), ImportTarget(strip=2)]
+    problems = []
+    for target in targets:
+        try:
+            return place_of(patch, tree, tree.tree, target)
+        except BadInput as error:
+            problems.append(error)
+    return problems[0]
+
+
+def _applied(patch: ForeignPatch, tree: PatchedTree, place: Place) -> PatchedTree:
+    repository = Repository(tree.checkout.repository)
+    after = applied_tree(patch, tree, tree.tree, place)
+    sha256 = hashlib.sha256(patch.diff).hexdigest()
+    commit = repository.commit_tree(after, tree.commit, f"local patch {sha256}\n")
+    name = slug_of(patch.message.subject) or slug_of(patch.file.stem) or sha256[:12]
+    applied = AppliedPatch(place.project.project, name, sha256, commit)
+    return replace(tree, commit=commit, tree=after, local=(*tree.local, applied))

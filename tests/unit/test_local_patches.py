@@ -1,0 +1,331 @@
+"""Local patches: applied above the series of the project that has their files, recorded as local, written to no series."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from patch_series import BASE, KERNEL, LAUNCHER, PatchDirectory, changed, patch_text
+from small_engine import ENGINE, KERNELS, make_sdist, make_wheel
+from typer.testing import CliRunner
+
+from sm120kit import recipes
+from sm120kit.cli import app
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.errors import BadInput, Mismatch, PatchConflict
+from sm120kit.core.workspace import Workspace
+from sm120kit.images import context as contexts
+from sm120kit.images.attestation import sbom
+from sm120kit.images.records import BuiltWheel, image_name
+from sm120kit.patches.local import read_local
+from sm120kit.recipes import lockfile
+from sm120kit.recipes.lockfile.verify import current_lock
+from sm120kit.recipes.target import EngineTarget, resolve, with_local
+from sm120kit.sources import Origin
+from sm120kit.sources.context import Options
+from sm120kit.sources.records import LockedWheel
+from sm120kit.wheels import image_wheels
+from sm120kit.wheels.overlay import build_overlay
+from sm120kit.wheels.records import BuildRequest, Stage
+
+CUTLASS = '[sources.cutlass]\ninside = "flashinfer"\npath = "3rdparty/cutlass"\nversion = "4.2.1"\n'
+LAYERS, MOE, HEADER = "vllm/layers.py", "b12x/moe.py", "include/cutlass/builder.inl"
+FILES = {LAYERS: KERNEL, "vllm/other.py": KERNEL, "vllm/_C.abi3.so": "\x7fELF", "vllm/srt/deep.py": KERNEL}
+
+
+class Site:
+    """A locked engine ``vllm-7.0`` of an official wheel, with b12x and a FlashInfer that contains CUTLASS."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.data, self.mirror = root, root / "data", root / "mirror"
+        self.recipes = self.data / "recipes" / "engines"
+        self.patches = PatchDirectory(self.data)
+        self.mirror.mkdir()
+        self.recipes.mkdir(parents=True)
+        sha256 = make_sdist(self.mirror / "flashinfer_python-1.0.tar.gz", BASE)
+        (self.recipes / "flashinfer-1.0.toml").write_text(KERNELS.format(sha256=sha256) + CUTLASS)
+        (self.recipes / "vllm-7.0.toml").write_text(ENGINE.replace("9.0", "7.0"))
+        encoded = {name: text.encode() for name, text in FILES.items()}
+        make_wheel(self.mirror, "vllm", "7.0", "cp38-abi3-linux_x86_64", files=encoded)
+        make_wheel(self.mirror, "b12x", "1.0", files={MOE: KERNEL.encode()})
+        series = self.put("b12x", "old", patch_text(self.patches.edit(MOE, 3, "x\n", {MOE: KERNEL}, ""), "b12x", "==0.5"))
+        assert series.is_file(), "without a series, b12x is no source"
+        self.lock()
+
+    def put(self, project: str, slug: str, content: bytes) -> Path:
+        return self.patches.put(slug, content, project)
+
+    def lock(self) -> None:
+        """Write both lockfiles for the present series."""
+        lockfile.create(resolve("flashinfer-1.0", self.options))
+        paths = sorted(self.mirror.glob("*.whl"))
+        wheels = tuple(LockedWheel(*path.name.split("-")[:2], path.name, file_sha256(path)) for path in paths)
+        closure = lockfile.make_closure("manylinux_2_35_x86_64", "3.12", wheels, replaced=False)
+        target = resolve("vllm-7.0", self.options)
+        recipes.lock_path(target.path).write_text(lockfile.text(current_lock(target, [closure])))
+
+    @property
+    def options(self) -> Options:
+        return Options(Workspace.open(self.root / "state"), Origin(str(self.mirror), offline=True))
+
+    def diff(self, name: str, path: str, line: int, files: dict[str, str] | None = None, text: str = "") -> Path:
+        """A plain diff of a line of a file."""
+        given = files or {path: KERNEL}
+        file = self.root / name
+        file.write_bytes(self.patches.edit(path, line, text or f"{name}\n", given, ""))
+        return file
+
+    def target(self, *paths: Path) -> EngineTarget:
+        target = with_local(resolve("vllm-7.0", self.options), read_local(paths)).engine
+        assert target is not None
+        return target
+
+    def contents(self) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for name in ("recipes", "patches") for path in (self.data / name).rglob("*.*")}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
+    return Site(tmp_path)
+
+
+def planned(site: Site, *paths: Path) -> image_wheels.EngineBuild:
+    return image_wheels.build(site.target(*paths), BuildRequest(group="none", stage=Stage.PLAN))
+
+
+def test_patch_of_an_engine_gives_a_wheel_that_records_it(site: Site) -> None:
+    before, official = site.contents(), image_wheels.build(site.target(), BuildRequest(group="none", stage=Stage.PLAN))
+    assert (official.repacked, official.local) == ((), ())
+    patch = site.diff("mine.patch", LAYERS, 25)
+    target = site.target(patch)
+    repacked = build_overlay(target, target.engine_tree)
+    assert repacked is not None and repacked.ran
+    with zipfile.ZipFile(repacked.wheel) as wheel:
+        assert wheel.read(LAYERS).decode() == changed(KERNEL, 25, "mine.patch\n")
+        assert wheel.testzip() is None and wheel.read("vllm/other.py").decode() == KERNEL
+        (record,) = (json.loads(wheel.read(name)) for name in wheel.namelist() if name.endswith("sm120kit.json"))
+    assert record["patches"] == []
+    (local,) = record["local"]
+    assert (local["project"], local["slug"], local["sha256"]) == ("vllm", "mine", file_sha256(patch))
+    assert target.build_id == site.target().build_id, "the lockfile is that of the series"
+    assert site.contents() == before, "nothing is written to the data directory"
+    again = build_overlay(site.target(patch), site.target(patch).engine_tree)
+    assert again is not None and (again.ran, again.wheel) == (False, repacked.wheel)
+
+
+@pytest.mark.parametrize(
+    ("path", "files", "project"),
+    [
+        (LAYERS, None, "vllm"),
+        (MOE, None, "b12x"),
+        (LAUNCHER, None, "flashinfer"),
+        (HEADER, None, "cutlass"),
+        (f"3rdparty/cutlass/{HEADER}", None, "cutlass"),
+        ("other.py", None, "vllm"),
+        ("python/vllm/srt/deep.py", None, "vllm"),
+    ],
+)
+def test_project_is_the_one_with_the_files(path: str, files: dict[str, str] | None, project: str, site: Site) -> None:
+    """Also paths relative to the package, and those of a repository with the package in a directory."""
+    build = planned(site, site.diff("mine.diff", path, 20, files))
+    assert [patch.project for patch in build.local] == [project]
+    changed_wheels = [each.plan.engine for each in build.repacked]
+    assert changed_wheels == ([project] if project in ("vllm", "b12x") else [])
+    assert build.flashinfer.plan is not None and planned(site).flashinfer.plan is not None
+    assert (build.flashinfer.plan != planned(site).flashinfer.plan) == (project in ("flashinfer", "cutlass"))
+
+
+def test_patches_lie_above_the_series_and_each_other(site: Site) -> None:
+    first = {LAYERS: changed(KERNEL, 10, "ten\n")}
+    site.put("vllm", "ten", patch_text(site.patches.edit(LAYERS, 10, "ten\n", {LAYERS: KERNEL}, ""), "vllm", "==7.0"))
+    site.lock()
+    second = site.diff("b.patch", LAYERS, 11, first)
+    third = site.diff("a.patch", LAYERS, 12, {LAYERS: changed(first[LAYERS], 11, "b.patch\n")})
+    target = site.target(second, third)
+    assert target.engine_tree and [patch.slug for patch in target.engine_tree.patches] == ["ten"]
+    assert [patch.slug for patch in target.engine_tree.local] == ["b", "a"]
+    with pytest.raises(PatchConflict):
+        site.target(third, second)
+    assert planned(site, second).build_id == planned(site).build_id
+
+
+def test_plan_of_a_tree_that_a_series_gives_differs_from_that_of_local_patches(site: Site) -> None:
+    local = planned(site, site.diff("x.patch", LAUNCHER, 3, text="three\n")).flashinfer.plan
+    site.put("flashinfer", "x", patch_text(site.patches.edit(LAUNCHER, 3, "three\n", BASE, ""), "flashinfer", "==1.0"))
+    site.lock()
+    permanent = planned(site).flashinfer.plan
+    assert local and permanent and local.tree == permanent.tree and local.digest != permanent.digest
+
+
+def test_patch_that_adds_and_removes_files(site: Site) -> None:
+    files = {LAYERS: KERNEL, "vllm/other.py": KERNEL}
+    file = site.root / "moved.diff"
+    file.write_bytes(site.patches.diff(files, {"vllm/other.py": None, "vllm/new.py": "new = 1\n"}, ""))
+    repacked = build_overlay(target := site.target(file), target.engine_tree)
+    assert repacked is not None
+    with zipfile.ZipFile(repacked.wheel) as wheel:
+        assert "vllm/other.py" not in wheel.namelist() and wheel.read("vllm/new.py") == b"new = 1\n"
+
+
+BINARY = b"""\
+diff --git a/vllm/x.bin b/vllm/x.bin
+new file mode 100644
+index 0000000000000000000000000000000000000000..f76dd238ade08917e6712764a16a22005a50573d
+GIT binary patch
+literal 1
+IcmZPo000310RR91
+
+"""
+
+
+def refused(name: str) -> Callable[[Site], list[Path]]:
+    def make(site: Site) -> list[Path]:
+        other = {"csrc/a.cu": KERNEL}
+        empty = site.root / "empty"
+        empty.mkdir()
+        (site.root / "text").write_text("no diff\n")
+        (site.root / "binary").write_bytes(BINARY)
+        two = site.root / "two.diff"
+        both = {LAYERS: KERNEL, LAUNCHER: KERNEL}
+        two.write_bytes(site.patches.diff(both, {name: changed(text, 5, "5\n") for name, text in both.items()}, ""))
+        mine = site.diff("mine", LAYERS, 25)
+        same = site.root / "same"
+        same.write_bytes(mine.read_bytes())
+        paths = {
+            "nothing": [site.diff("csrc", "csrc/a.cu", 5, other)],
+            "metadata": [site.root / "text"],
+            "two projects": [two],
+            "empty directory": [empty],
+            "absent": [site.root / "absent"],
+            "no diff": [site.root / "text"],
+            "binary": [site.root / "binary"],
+            "same file": [mine, mine],
+            "same content": [mine, same],
+        }
+        return paths[name]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["nothing", "two projects", "empty directory", "absent", "no diff", "binary", "same file", "same content"],
+)
+def test_bad_patch_is_refused_and_nothing_is_built(case: str, site: Site) -> None:
+    paths, before = refused(case)(site), site.contents()
+    with pytest.raises(BadInput) as error:
+        planned(site, *paths)
+    assert str(paths[-1]) in error.value.message and error.value.hint
+    if case == "nothing":
+        assert "csrc/a.cu" in error.value.message
+    assert site.contents() == before and not (site.root / "state/build").exists()
+
+
+def test_patch_that_conflicts_with_the_series_is_refused(site: Site) -> None:
+    site.put("vllm", "ten", patch_text(site.patches.edit(LAYERS, 10, "ten\n", {LAYERS: KERNEL}, ""), "vllm", "==7.0"))
+    site.lock()
+    with pytest.raises(PatchConflict, match=r"mine\.diff"):
+        site.target(site.diff("mine.diff", LAYERS, 10))
+    with pytest.raises(PatchConflict, match=r"same\.diff"):
+        site.target(site.diff("same.diff", LAYERS, 10, text="ten\n"))
+
+
+def test_file_that_fits_two_projects_is_refused(site: Site) -> None:
+    files = {f"{project}/same.py": KERNEL.encode() for project in ("vllm", "b12x")}
+    make_wheel(site.mirror, "b12x", "1.0", files={MOE: KERNEL.encode(), "b12x/same.py": files["b12x/same.py"]})
+    encoded = {name: text.encode() for name, text in FILES.items()}
+    make_wheel(site.mirror, "vllm", "7.0", "cp38-abi3-linux_x86_64", files={**encoded, "vllm/same.py": KERNEL.encode()})
+    site.lock()
+    with pytest.raises(BadInput, match="vllm and b12x"):
+        site.target(site.diff("mine.diff", "same.py", 4))
+
+
+def test_files_outside_the_package_are_refused(site: Site) -> None:
+    info = "vllm-7.0.dist-info/METADATA"
+    with zipfile.ZipFile(next(site.mirror.glob("vllm-*"))) as wheel:
+        text = wheel.read(info).decode()
+    file = site.root / "info.diff"
+    file.write_bytes(site.patches.diff({info: text}, {info: text + "Summary: more\n"}, ""))
+    with pytest.raises(BadInput, match=info):
+        planned(site, file)
+
+
+def test_directory_is_read_in_the_order_of_its_series_or_by_name(tmp_path: Path, site: Site) -> None:
+    directory = tmp_path / "several"
+    directory.mkdir()
+    for name in ("b.patch", "a.diff"):
+        (directory / name).write_bytes(site.diff(name, LAYERS, 3 if name == "a.diff" else 20).read_bytes())
+    (directory / "README").write_text("--- a/x\n")
+    assert [patch.file.name for patch in read_local([directory])] == ["a.diff", "b.patch"]
+    (directory / "series").write_text("# mine\nb\na.diff -p1\n")
+    assert [patch.file.name for patch in read_local([directory])] == ["b.patch", "a.diff"]
+
+
+def test_command_plans_local_patches_and_refuses_them_for_kernels(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM120KIT_STATE", str(site.root / "state"))
+    patch = site.diff("mine.diff", LAYERS, 25)
+    words = ["--patch", str(patch), "--offline", "--mirror", str(site.mirror), "--kernels", "none", "--dry-run"]
+    result = CliRunner().invoke(app, ["build", "vllm-7.0", *words])
+    assert result.exit_code == 0 and "vllm/mine" in result.stdout and file_sha256(patch) in result.stdout
+    result = CliRunner().invoke(app, ["build", "kernels@flashinfer-1.0", "--patch", str(patch)])
+    assert isinstance(result.exception, BadInput)
+
+
+def test_outdated_lockfile_is_refused_with_local_patches(site: Site) -> None:
+    site.put("vllm", "ten", patch_text(site.patches.edit(LAYERS, 10, "ten\n", {LAYERS: KERNEL}, ""), "vllm", "==7.0"))
+    with pytest.raises(Mismatch, match="outdated"):
+        planned(site, site.diff("mine.diff", LAYERS, 25))
+
+
+def test_image_has_another_name_and_a_label() -> None:
+    origin = {"local": [{"project": "vllm", "slug": "mine", "sha256": "a" * 64}], "patches": []}
+    built = BuiltWheel(LockedWheel("vllm", "7.0+sm120kit.1", "vllm-7.0-py3-none-any.whl", "b" * 64), origin)
+    assert contexts.local_patches([built]) == (f"vllm/mine@{'a' * 12}",)
+    assert contexts.local_patches([replace(built, origin={"patches": []})]) == ()
+    assert image_name("vllm", "7.0", "c" * 64, local=True) != image_name("vllm", "7.0", "c" * 64)
+    (patch,) = sbom._patches_of("vllm", built)
+    assert sbom._hashes([patch]) == {"sha256:local/vllm/mine.patch": "a" * 64}
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from sm120kit.core.workspace import Workspace
+from sm120kit.patches.local import read_local
+from sm120kit.recipes.target import resolve, with_local
+from sm120kit.sources import Origin
+from sm120kit.sources.context import Options
+from sm120kit.wheels.overlay import build_overlay
+
+options = Options(Workspace.open(Path(sys.argv[1])), Origin(sys.argv[2], offline=True))
+print("started", flush=True)
+target = with_local(resolve("vllm-7.0", options), read_local([Path(sys.argv[3])]))
+print(build_overlay(target, target.engine_tree).artifacts.wheel.sha256)
+"""
+
+
+def test_build_that_is_killed_leaves_nothing_half_done(site: Site) -> None:
+    """At several times; the next run makes the same wheel, also of the same state directory."""
+    patch = site.diff("mine.diff", LAYERS, 25)
+    argv = [sys.executable, "-c", PROGRAM, str(site.root / "fresh"), str(site.mirror), str(patch)]
+    began = time.monotonic()
+    expected = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[-1]
+    whole = time.monotonic() - began
+    argv[3] = str(site.root / "killed")
+    for part in (0.2, 0.4, 0.6, 0.8, 0.9):
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            time.sleep(part * whole)
+            process.send_signal(signal.SIGKILL)
+        for wheel in (site.root / "killed").glob("build/*/*/*.whl"):
+            assert wheel.with_name("artifacts.json").is_file() and file_sha256(wheel) == expected
+    last = subprocess.run(argv, capture_output=True, text=True)
+    assert last.returncode == 0 and last.stdout.split()[-1] == expected, last.stderr
