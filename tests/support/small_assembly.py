@@ -78,7 +78,7 @@ class SmallImage:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.directory / self.state / "oci")
+        return Layout(self.workspace.root / "oci")
 
     @property
     def workspace(self) -> Workspace:
