@@ -71,13 +71,31 @@ def test_links_lead_to_every_page_from_the_readme_and_the_home_page() -> None:
     assert sorted(page.name for page in PAGES if {*within} & {*page.parents} and page not in reached) == []
 
 
+COMMAND = re.compile(r" *(?:\$ |sudo (?:-E )?)?(?:sm120kit|sm12x-lab|docker|nox|pytest|python3?|pip|git) ")
+
+
+def unpasteable(page: Path) -> Iterator[str]:
+    """Lines of commands that a shell would take with their description: it follows two spaces, and is no comment."""
+    for _, language, block in FENCED.findall(page.read_text()):
+        for line in block.splitlines() if language in ("", "sh", "bash") else ():
+            if COMMAND.match(line) and re.search(r"\S {2,}[^#\s&|\\]", line.partition("#")[0]):
+                yield line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_paste_as_shown(page: Path) -> None:
+    assert not list(unpasteable(page))
+
+
 def misplaced(page: Path) -> Iterator[str]:
-    """Rows of tables below no header, and names of files and tests in backquotes that do not exist."""
+    """Rows of tables below no header, empty headers, and names of files and tests in backquotes that do not exist."""
     text = prose(page)
     lines = ["", *text.splitlines(), ""]
     for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
         if line.startswith("|") and not before.startswith("|") and (before or not re.fullmatch(r"[|:\- ]+", after)):
             yield f"no header: {line}"
+        if line.startswith("|") and re.fullmatch(r"[|:\- ]+", after) and re.search(r"\|\s*\|", line):
+            yield f"an empty header: {line}"
     for path in re.findall(r"`((?:src|tests|ci|docs|recipes|patches|dockerfiles)/[\w./-]+)`", text):
         if not any((ROOT / f"{path}{suffix}").exists() for suffix in ("", ".patch")):
             yield f"there is no {path}"
