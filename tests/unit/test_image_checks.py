@@ -1083,8 +1083,8 @@ def test_requested_modules_are_compiled_ahead_in_a_complete_image(modules: tuple
     ((check, reported),) = checks._modules_ahead([(requested, facts)], expected)
     missing = "moe" not in modules
     assert check.verdict is (checks.CheckResult.FAILED if complete and missing else checks.CheckResult.PASSED)
-    assert check.detail == ("not compiled ahead: moe (draft, experts)" if complete and missing else "")
-    assert reported == {"modules compiled at first use": "moe (draft, experts)" if missing else "none"}
+    assert check.detail == ("not compiled ahead of time: moe (draft, experts)" if complete and missing else "")
+    assert reported == {"modules compiled on first use": "moe (draft, experts)" if missing else "none"}
     not_run = checks.Check("vllm", "modules_requested", checks.CheckResult.NOT_RUN, "no configuration")
     assert not [*checks._modules_ahead([(not_run, {})], expected)]
 

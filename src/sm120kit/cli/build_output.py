@@ -94,7 +94,7 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
         + (f"; the size of {unknown} is unknown\n" if unknown else "\n")
     )
     console.table(("built here", "reason"), ((part.what, part.reason) for part in recipe.built))
-    console.table(("stays official", "reason"), ((part.what, part.reason) for part in recipe.official))
+    console.table(("upstream wheel", "reason"), ((part.what, part.reason) for part in recipe.official))
     if recipe.leave_out:
         console.table(
             ("left out of the image", "files", "reason"),
@@ -125,7 +125,7 @@ def _show_repacked_wheel(wheel: RepackedWheel) -> None:
 
     plan = wheel.plan
     version = local_version(plan.version, plan.digest)
-    console.data(f"\n{plan.engine} {version}: the official wheel packed again, tree {plan.tree}")
+    console.data(f"\n{plan.engine} {version}: the upstream wheel packed again, tree {plan.tree}")
     console.table(
         ("replaced in it", "patch"),
         ((path, f"{patch.project}/{patch.slug}") for path, patches in wheel.patched_members.items() for patch in patches),

@@ -208,7 +208,7 @@ def group(recipe: FlashInferRecipe, name: str | None) -> GroupTable:
     """
     name = name or recipe.default_group
     if name == NO_KERNELS:
-        return GroupTable(summary="no module: FlashInfer compiles each at first use", modules=())
+        return GroupTable(summary="no module: FlashInfer compiles each on first use", modules=())
     if name not in recipe.groups:
         raise NotFound(
             f"recipe {recipe.name} has no kernel group {name!r}{did_you_mean(name, recipe.groups)}",

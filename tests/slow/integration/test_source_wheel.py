@@ -349,7 +349,7 @@ def test_another_package_is_patched(engine: Engine, tmp_path: Path) -> None:
     status = other.command(tmp_path / "state", "patch", "status", "vllm@9.0")
     assert "longer-version" in status and "barrier" in status
     plan = other.command(tmp_path / "state", "build", "vllm@9.0", "--dry-run", "--kernels", "none")
-    assert f"kernels {name[1]}: the official wheel packed again" in plan
+    assert f"kernels {name[1]}: the upstream wheel packed again" in plan
     edited = ("vllm@9.0", "--project", "kernels")
     other.command(tmp_path / "state", "patch", "edit", *edited, "--into", str(tmp_path / "edit"))
     assert (tmp_path / "edit" / "kernels" / "__init__.py").read_text() == "barrier = 1\n"

@@ -298,7 +298,7 @@ def _modules_ahead(
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Check that the modules that an engine requests are those of the image, which FlashInfer finds (``compiled_ahead``).
 
-    An image with a part of the kernels compiles the others at first use, and they are only listed.
+    An image with a part of the kernels compiles the others on first use, and they are only listed.
     """
     for check, facts in results:
         if check.name == MODULES_REQUESTED and check.verdict is CheckResult.PASSED:
@@ -306,8 +306,8 @@ def _modules_ahead(
             misses = "; ".join(text for text in listed if text and text.partition(" ")[0] not in expected.modules)
             failed = bool(expected.complete and misses)
             verdict = CheckResult.FAILED if failed else CheckResult.PASSED
-            problem = f"not compiled ahead: {misses}" if failed else ""
-            yield Check(check.suite, "modules_ahead", verdict, problem), {"modules compiled at first use": misses or "none"}
+            problem = f"not compiled ahead of time: {misses}" if failed else ""
+            yield Check(check.suite, "modules_ahead", verdict, problem), {"modules compiled on first use": misses or "none"}
 
 
 def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage) -> list[str]:
