@@ -12,23 +12,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import layout_images
 import pytest
 from patch_series import BASE, KERNEL, LAUNCHER, PatchDirectory, changed, patch_text
 from small_engine import ENGINE, KERNELS, make_sdist, make_wheel
 from typer.testing import CliRunner
 
 from sm120kit import recipes
+from sm120kit.bench.environment import served_from
 from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import BadInput, Mismatch, PatchConflict
+from sm120kit.core.errors import BadInput, Mismatch, NotVerified, PatchConflict, RegistryFailed
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import context as contexts
+from sm120kit.images import publication
 from sm120kit.images.attestation import sbom
+from sm120kit.images.publication import PublishOptions
 from sm120kit.images.records import BuiltWheel, image_name
 from sm120kit.patches.local import read_local
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.lockfile.verify import current_lock
 from sm120kit.recipes.target import EngineTarget, resolve, with_local
+from sm120kit.serving.resolve import _local_image
+from sm120kit.serving.supervise import Run
 from sm120kit.sources import Origin
 from sm120kit.sources.context import Options
 from sm120kit.sources.records import LockedWheel
@@ -202,7 +208,6 @@ def refused(name: str) -> Callable[[Site], list[Path]]:
         same.write_bytes(mine.read_bytes())
         paths = {
             "nothing": [site.diff("csrc", "csrc/a.cu", 5, other)],
-            "metadata": [site.root / "text"],
             "two projects": [two],
             "empty directory": [empty],
             "absent": [site.root / "absent"],
@@ -294,6 +299,63 @@ def test_image_has_another_name_and_a_label() -> None:
     assert image_name("vllm", "7.0", "c" * 64, local=True) != image_name("vllm", "7.0", "c" * 64)
     (patch,) = sbom._patches_of("vllm", built)
     assert sbom._hashes([patch]) == {"sha256:local/vllm/mine.patch": "a" * 64}
+
+
+LOCAL = f"vllm/mine@{'a' * 12}"
+
+
+@pytest.fixture
+def with_images(tmp_path: Path) -> Workspace:
+    """A state directory with a verified image, and one of the same recipe with a local patch."""
+    workspace = Workspace.open(tmp_path / "state")
+    layout_images.add_image(workspace, (1, 2))
+    add_local_image(workspace)
+    return workspace
+
+
+def add_local_image(workspace: Workspace) -> str:
+    context = "7" * 64
+    name = image_name("vllm", layout_images.VERSION, context, local=True)
+    more = {"sm120kit.local": LOCAL, "sm120kit.reference": name}
+    manifest, _ = layout_images.add_image(workspace, (1, 3), context, more=more)
+    layout_images.Layout(workspace.root / "oci").tag(manifest, name)
+    return name
+
+
+def test_image_with_local_patches_is_published_only_if_that_is_allowed(with_images: Workspace, tmp_path: Path) -> None:
+    name = image_name("vllm", layout_images.VERSION, "7" * 64, local=True)
+    index = tmp_path / "images.json"
+    with pytest.raises(NotVerified, match=LOCAL) as error:
+        publication.publish(name, "127.0.0.1:1/x", index, with_images, PublishOptions())
+    assert "--allow-local" in error.value.hint
+    with pytest.raises(RegistryFailed):  # nothing listens there: it would have been pushed
+        publication.publish(name, "127.0.0.1:1/x", index, with_images, PublishOptions(local=True))
+    assert not index.exists()
+
+
+def test_server_gets_an_image_with_local_patches_only_by_name(with_images: Workspace, tmp_path: Path) -> None:
+    expected = image_name("vllm", layout_images.VERSION, "4" * 64)
+    assert _local_image(layout_images.RECIPE, with_images) == expected
+    alone = Workspace.open(tmp_path / "alone")
+    add_local_image(alone)
+    assert _local_image(layout_images.RECIPE, alone) == ""
+
+
+def test_image_list_shows_local_patches(with_images: Workspace) -> None:
+    result = CliRunner().invoke(app, ["image", "list", "--state", str(with_images.root)], env={"COLUMNS": "300"})
+    assert result.exit_code == 0 and result.stdout.count(LOCAL) == 1
+
+
+def test_results_name_the_local_patches_of_a_server(tmp_path: Path) -> None:
+    run = Run("c", "vllm-7.0", "1" * 64, "sha256:2", str(tmp_path), (), (), "http://127.0.0.1:1", "log", "now", local=LOCAL)
+    assert served_from(run).local == LOCAL
+    assert served_from(replace(run, local="")).local is None
+
+
+def test_patch_and_image_are_not_both_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ["--patch", "x.patch", "--image", "y", "--state", str(tmp_path / "state")]
+    result = CliRunner().invoke(app, ["serve", "gpt-oss-20b-1x-rtx-pro-6000", *words])
+    assert result.exit_code == 2 and "--patch" in result.output
 
 
 PROGRAM = """
