@@ -84,7 +84,7 @@ def package(session: nox.Session) -> None:
     session.install(*dist.glob("sm120kit-*.whl"))
     session.chdir(dist)
     session.env["PYTHONPATH"] = ""  # not the checkout
-    for command in ("--version", "recipe check", "patch check", "tiles --help", "build flashinfer --to patch"):
+    for command in ("--version", "recipe check", "config check", "patch check", "tiles --help", "build flashinfer --to patch"):
         session.run("sm120kit", *command.split(), silent=True)
     session.install(*dist.glob("sm12x_lab-*.whl"))
     for command in ("sm120kit verify run --help", "sm12x-lab --version", "sm12x-lab run --help"):

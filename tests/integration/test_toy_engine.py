@@ -130,7 +130,7 @@ def test_recipe_and_configuration_are_checked(data: Path, tmp_path: Path) -> Non
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    assert run("recipe", "check", "toy-1.0") == "ok toy-1.0\n" and "toy-1.0" in run("recipe", "show")
+    assert run("recipe", "check", "toy-1.0") == "ok toy-1.0\n" and "toy-1.0" in run("recipe", "list")
     assert run("recipe", "check", "toy").startswith("not checked toy")
     record_options(tmp_path / "wheel")
     assert run("recipe", "check", "toy") == "ok toy\n"

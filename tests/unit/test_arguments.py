@@ -105,7 +105,7 @@ REJECTED = (
 @pytest.mark.parametrize("argv", ACCEPTED, ids=" ".join)
 def test_spellings_of_vllm_are_accepted(argv: list[str], tmp_path: Path) -> None:
     assert rejection(recorded("vllm-0.33.0"), argv) == ""
-    result = CliRunner().invoke(app, ["recipe", "check", str(with_arguments(tmp_path, "vllm-0.33.0", argv))])
+    result = CliRunner().invoke(app, ["config", "check", str(with_arguments(tmp_path, "vllm-0.33.0", argv))])
     assert (result.exit_code, result.stdout.split()[0]) == (0, "ok"), result.output
 
 
@@ -135,7 +135,7 @@ def test_contradiction_is_found_in_every_spelling(spelling: list[str], tmp_path:
 
 def test_options_that_no_parser_checked_are_not_ok(tmp_path: Path) -> None:
     for argv, word in ((["--no-such-option"], "not checked"), ([], "ok")):
-        result = CliRunner().invoke(app, ["recipe", "check", str(with_arguments(tmp_path, "vllm-0.20.0", argv))])
+        result = CliRunner().invoke(app, ["config", "check", str(with_arguments(tmp_path, "vllm-0.20.0", argv))])
         assert result.exit_code == 0 and result.stdout.startswith(f"{word} "), result.output
 
 
@@ -166,9 +166,9 @@ def test_choices_of_numbers() -> None:
 def test_config_check_of_user_file(tmp_path: Path) -> None:
     file = tmp_path / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
     file.write_text(GOOD)
-    assert CliRunner().invoke(app, ["recipe", "check", str(file)]).exit_code == 0
+    assert CliRunner().invoke(app, ["config", "check", str(file)]).exit_code == 0
     file.write_text(GOOD.replace("--max-model-len", "--max-model-length"))
-    result = CliRunner().invoke(app, ["recipe", "check", str(file)])
+    result = CliRunner().invoke(app, ["config", "check", str(file)])
     assert isinstance(result.exception, BadInput)
     assert "vllm-0.19.1 rejects" in result.exception.message and "did you mean '--max-model-len'?" in result.exception.message
 

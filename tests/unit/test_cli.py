@@ -262,7 +262,7 @@ def test_progress_of_timed_cell_ends_with_the_next_cell(monkeypatch: pytest.Monk
 
 
 def test_unencodable_characters_are_printed_as_escapes() -> None:
-    argv = [sys.executable, "-m", "sm120kit", "config", "qwen3.5-122b-int4-1x-dgx-spark"]
+    argv = [sys.executable, "-m", "sm120kit", "config", "show", "qwen3.5-122b-int4-1x-dgx-spark"]
     plain = subprocess.run(argv, capture_output=True, text=True, encoding="utf-8", env=os.environ | {"PYTHONUTF8": "1"})
     assert "±" in plain.stdout
     done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})

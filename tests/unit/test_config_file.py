@@ -133,12 +133,12 @@ def test_user_file_is_read_but_not_for_help(tmp_path: Path) -> None:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "sm120kit", *words], capture_output=True, text=True, env=env)
 
-    refused = run("recipe", "show")
+    refused = run("recipe", "list")
     assert refused.returncode == BadInput.exit_code
     assert "config.toml" in refused.stderr and "did you mean 'jobs'?" in refused.stderr and "hint:" in refused.stderr
-    assert run("recipe", "show", "--help").returncode == run("--version").returncode == 0
+    assert run("recipe", "list", "--help").returncode == run("--version").returncode == 0
     (folder / "config.toml").unlink()
-    assert run("recipe", "show").returncode == 0
+    assert run("recipe", "list").returncode == 0
 
 
 def test_documented_file_is_valid(file: Path) -> None:

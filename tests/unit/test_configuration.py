@@ -77,11 +77,11 @@ def test_unknown_name_suggests_similar_name() -> None:
 
 def test_figures_of_another_setup_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    rows = CliRunner().invoke(app, ["config"]).stdout.splitlines()
+    rows = CliRunner().invoke(app, ["config", "list"]).stdout.splitlines()
     for configuration in map(configurations.load, configurations.names()):
         (row,) = (row for row in rows if row.split()[:1] == [configuration.name])
         assert (" * " in row) == bool(configuration.reference[0].differs)
-    shown = CliRunner().invoke(app, ["config", "minimax-m2.7-nvfp4-2x-rtx-pro-6000"]).stdout
+    shown = CliRunner().invoke(app, ["config", "show", "minimax-m2.7-nvfp4-2x-rtx-pro-6000"]).stdout
     assert "not in this configuration: SGLang and b12x instead of vLLM" in " ".join(shown.split())
 
 
@@ -93,8 +93,8 @@ def test_ceiling_is_of_the_configuration_whatever_its_figures_were_measured_with
     model = roofline.model_of("Qwen/Qwen3.8-27B-FP8")
     assert model is not None
     limit = 273e9 / model.main.fixed_bytes
-    assert f"ceiling {limit:.0f}\n" in re.sub(" +\n", "\n", CliRunner().invoke(app, ["config", name]).stdout)
+    assert f"ceiling {limit:.0f}\n" in re.sub(" +\n", "\n", CliRunner().invoke(app, ["config", "show", name]).stdout)
     for other in ("gpt-oss-20b-1x-dgx-spark", "minimax-m2.7-nvfp4-2x-dgx-spark"):
-        assert "roofline" not in CliRunner().invoke(app, ["config", other]).stdout
-    drafting = CliRunner().invoke(app, ["config", "qwen3.6-27b-nvfp4-1x-dgx-spark"]).stdout
+        assert "roofline" not in CliRunner().invoke(app, ["config", "show", other]).stdout
+    drafting = CliRunner().invoke(app, ["config", "show", "qwen3.6-27b-nvfp4-1x-dgx-spark"]).stdout
     assert "if every draft is accepted" in drafting

@@ -78,7 +78,7 @@ SHELL = {
 
 
 @pytest.mark.parametrize("case", SHELL)
-@pytest.mark.parametrize("command", ["--help", "recipe show"])
+@pytest.mark.parametrize("command", ["--help", "recipe list"])
 def test_standard_output_unwritable(case: str, command: str, tmp_path: Path) -> None:
     redirection, code, message = SHELL[case]
     program = "import time; from pathlib import Path\nfrom sm120kit.cli import main\n"
@@ -127,7 +127,7 @@ def test_operating_system_errors(failure: OSError, kind: type[Sm120kitError], me
 
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "POSIX", "LANG": "de_DE"}])
-@pytest.mark.parametrize("command", [["recipe", "show"], ["config"], ["recipe", "show", "ä"]])
+@pytest.mark.parametrize("command", [["recipe", "list"], ["config", "list"], ["recipe", "show", "ä"]])
 def test_locale_without_utf8(locale: dict[str, str], command: list[str]) -> None:
     """Tables have characters that ASCII lacks. Python's own remedies for such locales are off."""
     program = [sys.executable, "-m", "sm120kit", *command]

@@ -46,7 +46,7 @@ BASE = {
     "bench show": ["log.txt"],
     "bench compare": ["log.txt", "log.txt"],
     "bench import": ["log.txt"],
-    "config": [CONFIG],
+    "config show": [CONFIG],
     "image build": ["flashinfer", "--base", f"x@sha256:{'0' * 64}", "--offline"],
     "image export": ["image", "out.tar"],
     "image load": ["image"],
@@ -291,8 +291,8 @@ def test_missing_and_extra_arguments(command: str, run: Run) -> None:
 IN_ENVIRONMENT = [
     "build flashinfer --offline",
     "patch status --offline",
-    "recipe show",
-    "config",
+    "recipe list",
+    "config list",
     f"bench run {NOWHERE}",
     "doctor",
 ]
@@ -308,7 +308,7 @@ def test_state_directory_unwritable(command: str, state: str, run: Run, monkeypa
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 def test_file_and_state_permissions(run: Run, tmp_path: Path) -> None:
     """BadInput files, and a read-only state directory."""
-    for suffix, command in ((".toml", "recipe show"), (".toml", "config"), (".json", "bench show"), (".json", "inspect")):
+    for suffix, command in ((".toml", "recipe show"), (".toml", "config show"), (".json", "bench show"), (".json", "inspect")):
         path = tmp_path / f"unreadable{suffix}"
         path.touch()
         path.chmod(0)
@@ -393,8 +393,8 @@ def test_damaged_state_record(kind: str, run: Run, tmp_path: Path) -> None:
     ("file", "command", "code"),
     [
         ("recipes/engines/flashinfer-0.6.6.lock.json", "recipe lock flashinfer-0.6.6 --check --offline", 12),
-        ("recipes/engines/vllm-0.19.1.arguments.json", "recipe check", 11),
-        ("recipes/configurations/m.toml", "config", 11),
+        ("recipes/engines/vllm-0.19.1.arguments.json", "config check", 11),
+        ("recipes/configurations/m.toml", "config list", 11),
         ("recipes/engines/flashinfer-0.6.6.toml", "recipe check", 11),
         ("recipes/workloads/quick.toml", "bench run 127.0.0.1:9", 11),
         ("patches/cutlass/series", "patch drop gdc-flags", 11),
@@ -448,7 +448,7 @@ CASES = {
     "build flashinfer --offline -o link": (42, "cannot write to link: No such file or directory"),
     "build flashinfer --offline -o log.txt/below": (42, "cannot write to log.txt/below: Not a directory"),
     "serve model/mine": (10, "no configuration file model/mine: it does not exist"),
-    "config ../here": (10, "no configuration file ../here: it is a directory"),
+    "config show ../here": (10, "no configuration file ../here: it is a directory"),
     "explain /dev/zero": (11, "cannot read /dev/zero: is a device"),
     "kld model --save log.txt": (42, "log.txt exists\nhint: choose another file with --save, or add --overwrite"),
     "kld model model -o log.txt": (42, "log.txt exists\nhint: choose another file with --output, or add --overwrite"),

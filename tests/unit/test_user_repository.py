@@ -191,12 +191,12 @@ def test_recipe_overrides_the_built_in(own: Path, built_in: PatchDirectory) -> N
     (own / "recipes/flashinfer-0.6.6-mine.toml").write_text(
         text.replace('name = "flashinfer-0.6.6"', 'name = "flashinfer-0.6.6-mine"')
     )
-    listed = {row["name"]: row for row in json.loads(succeeds("recipe", "show", "--json"))}
+    listed = {row["name"]: row for row in json.loads(succeeds("recipe", "list", "--json"))}
     assert listed["flashinfer-0.6.6"]["summary"].startswith("Mine: ")
     assert listed["flashinfer-0.6.6"]["from"] == "own, overrides the built-in"
     assert listed["flashinfer-0.6.6-mine"]["from"] == "own" and listed["vllm-0.33.0"]["from"] == "built-in"
     assert recipes.locate("flashinfer-0.6.6-mine") == own / "recipes/flashinfer-0.6.6-mine.toml"
-    assert "own, overrides the built-in" in succeeds("recipe", "show")
+    assert "own, overrides the built-in" in succeeds("recipe", "list")
 
 
 def test_configuration_overrides_the_built_in(own: Path, built_in: PatchDirectory) -> None:
@@ -204,7 +204,7 @@ def test_configuration_overrides_the_built_in(own: Path, built_in: PatchDirector
     text = (built_in.path / f"recipes/configurations/{name}.toml").read_text()
     (own / f"configurations/{name}.toml").write_text(text.replace('summary = "', 'summary = "Mine: '))
     assert configurations.load(name).summary.startswith("Mine: ")
-    origins = {row["name"]: row["from"] for row in json.loads(succeeds("config", "--json"))}
+    origins = {row["name"]: row["from"] for row in json.loads(succeeds("config", "list", "--json"))}
     assert origins.pop(name) == "own, overrides the built-in" and {*origins.values()} == {"built-in"}
 
 

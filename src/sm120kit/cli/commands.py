@@ -8,7 +8,14 @@ COMMANDS = Branch(
     "Patch and build vLLM, SGLang and FlashInfer for NVIDIA SM12x GPUs",
     {
         "build": Leaf("build:build", "Build a patched FlashInfer wheel, or an image of vLLM or SGLang with it"),
-        "config": Leaf("config:config", "List the configurations, or show one and its published figures"),
+        "config": Branch(
+            "List, show and check configurations",
+            {
+                "list": Leaf("config:list_", "List the configurations"),
+                "show": Leaf("config:show", "Show a configuration and its published figures"),
+                "check": Leaf("config:check", "Validate configurations"),
+            },
+        ),
         "doctor": Leaf("doctor:doctor", "Diagnose why an SM12x host hangs, is slow or gives wrong results"),
         "explain": Leaf("explain:explain_", "Explain known errors in a log"),
         "init": Leaf("init:init", "Make a repository for your own recipes, patches and configurations"),
@@ -70,10 +77,11 @@ COMMANDS = Branch(
             },
         ),
         "recipe": Branch(
-            "Show, check, make and lock recipes",
+            "List, show, check, make and lock recipes",
             {
-                "show": Leaf("recipe:show", "List the recipes, or show one"),
-                "check": Leaf("recipe:check", "Validate recipes and configurations"),
+                "list": Leaf("recipe:list_", "List the recipes"),
+                "show": Leaf("recipe:show", "Show a recipe"),
+                "check": Leaf("recipe:check", "Validate recipes"),
                 "new": Leaf("recipe_new:new", "Make the recipe of an upstream release"),
                 "update": Leaf("recipe_new:update", "List the upstream releases that are newer than the recipes"),
                 "lock": Leaf("recipe:lock", "Lock sources, patches and wheels of recipes by hash"),

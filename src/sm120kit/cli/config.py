@@ -1,4 +1,4 @@
-"""``sm120kit config``: list configurations, or show one."""
+"""``sm120kit config``: list, show and check configurations."""
 
 from __future__ import annotations
 
@@ -6,30 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, configuration_names
+from sm120kit.cli.options import ConfigName, Json, configuration_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.recipes.configurations import Configuration, Container, Reference
 
 
-def config(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG", autocompletion=configuration_names, help="A configuration, by name or file; default: list all."
-        ),
-    ] = "",
-    json: Json = False,
-) -> None:
-    """List the configurations, or show one and its published figures.
+def list_(json: Json = False) -> None:
+    """List the configurations.
 
-    In a repository of `sm120kit init`, the list has also where each comes from, and what overrides what.
+    In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
-    _show(name, json) if name else _list(json)
-
-
-def _list(json: bool) -> None:
     from sm120kit.core.data_roots import find, origin, user_repository
     from sm120kit.recipes import configurations
 
@@ -53,10 +41,11 @@ def _list(json: bool) -> None:
             for config in listed
         ),
     )
-    console.data("* measured with another setup: `sm120kit config CONFIG` has the differences")
+    console.data("* measured with another setup: `sm120kit config show CONFIG` has the differences")
 
 
-def _show(name: str, json: bool) -> None:
+def show(name: ConfigName, json: Json = False) -> None:
+    """Show a configuration and its published figures."""
     from sm120kit.bench import reproduce
     from sm120kit.recipes import configurations
 
@@ -89,6 +78,28 @@ def _show(name: str, json: bool) -> None:
         ((_figure(r), r.concurrency, r.reproducibility, r.method, _conditions(r), r.source) for r in config.reference),
     )
     console.data("unverified on SM120: none of these figures was measured with sm120kit")
+
+
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG", autocompletion=configuration_names, help="Configurations, by name or file; default: all."
+        ),
+    ] = None,
+) -> None:
+    """Validate configurations.
+
+    All problems of a file are reported at once. Arguments must be options of the engine's own parser: where these were not
+    recorded, the file is "not checked".
+    """
+    from sm120kit.recipes import arguments, configurations
+
+    for name in names or configurations.names():
+        config = configurations.load(name)
+        checked = arguments.require_known(config)
+        unchecked = f"not checked {config.name}: the options of {config.engine} were not recorded"
+        console.data(f"ok {config.name}" if checked else unchecked)
 
 
 def _container(container: Container) -> str:

@@ -20,4 +20,4 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or e
 
     made = new_repository.make(directory)
     console.data(f"made {made}")
-    console.info(f"work in it: cd {directory}; or name it: sm120kit -C {directory} recipe show")
+    console.info(f"work in it: cd {directory}; or name it: sm120kit -C {directory} recipe list")

@@ -10,8 +10,8 @@ import typer
 from sm120kit.cli.options import (
     DebianSources,
     Json,
+    RecipeName,
     Sources,
-    configuration_names,
     lockable_names,
     patches_root,
     recipe_names,
@@ -22,31 +22,11 @@ if TYPE_CHECKING:
     from sm120kit.recipes import EngineRecipe, EnvironmentTable, FlashInferRecipe
 
 
-def checked_names(incomplete: str) -> list[str]:
-    """Names of recipes and configurations that start with ``incomplete``, for completion."""
-    return [*recipe_names(incomplete), *configuration_names(incomplete)]
+def list_(json: Json = False) -> None:
+    """List the recipes.
 
-
-def show(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            autocompletion=recipe_names,
-            help="A recipe, by name, file, or as engine@version; default: list all.",
-        ),
-    ] = "",
-    json: Json = False,
-) -> None:
-    """List the recipes, or show one.
-
-    With its pins, its kernels or wheels, and its build id if it is locked. In a repository of `sm120kit init`, the list has
-    also where each comes from, and what overrides what.
+    In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
-    _show(name, json) if name else _list(json)
-
-
-def _list(json: bool) -> None:
     from sm120kit import recipes
     from sm120kit.core.data_roots import origin, user_repository
 
@@ -63,7 +43,11 @@ def _list(json: bool) -> None:
     console.table(("recipe", *own, "made from", "archs", "kernel groups", "summary"), rows)
 
 
-def _show(name: str, json: bool) -> None:
+def show(name: RecipeName, json: Json = False) -> None:
+    """Show a recipe.
+
+    With its pins, its kernels or wheels, and its build id if it is locked.
+    """
     from sm120kit import recipes
     from sm120kit.recipes import lockfile
 
@@ -117,27 +101,17 @@ def _environment(table: EnvironmentTable) -> list[tuple[str, str]]:
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="NAME", autocompletion=checked_names, help="Recipes and configurations, by name or file; default: all."
-        ),
+        typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="Recipes, by name or file; default: all."),
     ] = None,
 ) -> None:
-    """Validate recipes and configurations.
+    """Validate recipes.
 
     All problems of a file are reported at once. Of recipes that a repository of `sm120kit init` has or has locked, also prints
-    the patches that were added, changed or removed since, such as by an upgrade of sm120kit. Arguments of a configuration must
-    be options of the engine's own parser: where these were not recorded, the file is "not checked".
+    the patches that were added, changed or removed since, such as by an upgrade of sm120kit.
     """
     from sm120kit import recipes
-    from sm120kit.recipes import arguments, configurations
 
-    for name in names or (*recipes.names(), *configurations.names()):
-        if configurations.is_one(name):
-            config = configurations.load(name)
-            checked = arguments.require_known(config)
-            unchecked = f"not checked {config.name}: the options of {config.engine} were not recorded"
-            console.data(f"ok {config.name}" if checked else unchecked)
-            continue
+    for name in names or recipes.names():
         file, recipe = recipes.load_with_path(name)
         console.data(f"ok {recipe.name}")
         for change in _changes_since_locked(recipes.lock_path(file)):

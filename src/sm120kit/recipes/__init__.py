@@ -115,7 +115,7 @@ def _locate(name: str) -> tuple[Path, Recipe | None]:
     if name.endswith(".toml") or "/" in name:
         path = Path(name)
         if why := file_problem(path):
-            hint = "name a recipe that `sm120kit recipe show` shows, or an existing file"
+            hint = "name a recipe that `sm120kit recipe list` shows, or an existing file"
             raise NotFound(f"no recipe file {name}: it {why}", hint)
         return path, None
     known = names()

@@ -175,11 +175,6 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(data_roots.entries(KIND)))
 
 
-def is_one(name: str) -> bool:
-    """Whether a name is that of a configuration, or a path that of a file with a ``model``, which recipes do not have."""
-    return name in names() or (_is_path(name) and not file_problem(Path(name)) and "model" in read_toml(Path(name)))
-
-
 def _is_path(name: str) -> bool:
     return name.endswith(".toml") or "/" in name
 
@@ -195,13 +190,13 @@ def load(name: str) -> Configuration:
     path = Path(name) if given else data_roots.find(KIND, f"{name}.toml")
     if why := file_problem(path):
         if given:
-            hint = "name a configuration that `sm120kit config` shows, or an existing file"
+            hint = "name a configuration that `sm120kit config list` shows, or an existing file"
             raise NotFound(f"no configuration file {name}: it {why}", hint)
         raise NotFound(
             f"no configuration {name!r}{did_you_mean(name, names())}", f"configurations: {', '.join(names())}; or a .toml file"
         )
     data = read_toml(path, "see the files in recipes/configurations for examples")
-    hint = "correct the file and run `sm120kit recipe check` again"
+    hint = "correct the file and run `sm120kit config check` again"
     return validate(Configuration, data, path, hint, _contradictions(data, path.stem))
 
 

@@ -26,7 +26,7 @@ into sm120kit, and write only here.
 | `configurations/` | how models are served |
 | `files/` | files that recipes add to images |
 
-A file with the name of a built-in one replaces it; `sm120kit recipe show`, `patch list` and `config` print which do.
+A file with the name of a built-in one replaces it; `sm120kit recipe list`, `patch list` and `config list` print which do.
 """
 
 _IGNORED = """\

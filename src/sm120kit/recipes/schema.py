@@ -387,7 +387,7 @@ class FlashInferRecipe(Strict):
             NotFound: always.
         """
         raise NotFound(
-            f"{self.name} is a FlashInfer recipe, not a recipe of an engine", "`sm120kit recipe show` shows those of engines"
+            f"{self.name} is a FlashInfer recipe, not a recipe of an engine", "`sm120kit recipe list` shows those of engines"
         )
 
     def inputs(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def select_gpus(configuration: Configuration, devices: Sequence[Device], taken: 
         memory = "that share the host's memory" if needed.unified else "with memory of their own"
         raise ResourceUnavailable(
             f"{configuration.name} needs {count} x {needed.gpu}; this host has {len(devices)} SM12x GPUs {memory}",
-            f"sm120kit doctor {configuration.name} lists the host's GPUs; sm120kit config has configurations for others",
+            f"sm120kit doctor {configuration.name} lists the host's GPUs; sm120kit config list has configurations for others",
         )
     free = [device for device in devices if device.number not in taken]
     if len(free) < count:
@@ -147,7 +147,7 @@ def require_architecture(configuration: Configuration, model: Checkpoint) -> Non
         raise NotFound(
             f"{model.source} is a {', '.join(model.architectures)[:200]}; {configuration.name} is for "
             f"{configuration.model.repository}, a {', '.join(expected)}",
-            "sm120kit config has other configurations; or copy this one to a file, and name the model in it",
+            "sm120kit config list has other configurations; or copy this one to a file, and name the model in it",
         )
 
 

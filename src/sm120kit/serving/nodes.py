@@ -34,7 +34,7 @@ def require_span(configuration: Configuration, engine: EngineRecipe, node: Node 
         hint = (
             f"pass {needed} addresses with --nodes, and --print or --compose: each machine runs a command of its own"
             if needed > 1
-            else "copy it to a file and set hardware.nodes there; sm120kit config has others"
+            else "copy it to a file and set hardware.nodes there; sm120kit config list has others"
         )
         raise BadInput(f"{configuration.name} is for {span}, not for {count}", hint)
     if node is None:

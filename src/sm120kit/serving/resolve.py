@@ -141,7 +141,7 @@ def resolve(
         if not planned and resolved.image.image.platform != own:
             raise Mismatch(
                 f"{resolved.image.reference} is for {resolved.image.image.platform}, and this machine is {own}",
-                "sm120kit config has configurations with other engines",
+                "sm120kit config list has configurations with other engines",
             )
     return resolved
 

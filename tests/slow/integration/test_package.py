@@ -164,7 +164,7 @@ def test_sdist_contains_sources_of_wheel(dist: Path) -> None:
         ["recipe", "check"],
         ["recipe", "show", "vllm"],
         ["patch", "check"],
-        ["config"],
+        ["config", "list"],
         ["tiles", "--help"],
         ["reproduce", "--help"],
     ],

@@ -105,7 +105,7 @@ def _gpus(host: Host, configuration: Configuration) -> Diagnosis:
             f"{len(candidates)} {kind}; {configuration.name} requires {count}",
             cause="the configuration is for other hardware, or not all GPUs were detected",
             consequence="the engine cannot start: the model is divided among that many GPUs",
-            fix="choose another configuration: sm120kit config; compare nvidia-smi -L with lspci -d 10de:",
+            fix="choose another configuration: sm120kit config list; compare nvidia-smi -L with lspci -d 10de:",
         )
     model = re.split(r"[,(]", hardware.gpu)[0].strip()
     different = [(gpu.bus, gpu.name or "unnamed GPU") for _, gpu in candidates if model not in (gpu.name or model)]
@@ -137,7 +137,7 @@ def _memory(host: Host, configuration: Configuration) -> Diagnosis:
         by_device((bus, f"{size / 1e9:.1f} GB") for bus, size in known if size < required),
         cause=f"the configuration is for GPUs with {hardware.memory_gb:g} GB",
         consequence="weights or KV cache do not fit: out of memory at startup",
-        fix="choose a configuration for less memory or more GPUs: sm120kit config",
+        fix="choose a configuration for less memory or more GPUs: sm120kit config list",
     )
 
 
