@@ -156,8 +156,8 @@ _VALUES = (
 _ASSIGNED = re.compile(
     r"(?P<keyword>(?<!/)(?:api[_ -]?keys?|(?:access|private|auth|signing)[_-]?key(?:[_-]?id)?"
     r"|secret(?:[_-](?:access[_-])?key|[_-]id)?s?"
-    r"|token|passw(?:or)?d|passphrase|pwd|credentials?))(?:[_-]?\d{1,3})?(?P<sign>\\?['\"]?\s{0,3}(?::|=(?!=))\s{0,3})"
-    + _VALUES,
+    r"|token|passw(?:or)?d|passphrase|pwd|credentials?))(?:[_-]?\d{1,3})?"
+    r"(?P<sign>\\?['\"]?\s{0,3}(?::=?|=>?(?!=)|(?<=s )(?=\[))\s{0,3})" + _VALUES,
     re.IGNORECASE,
 )
 _OPTION = re.compile(
@@ -236,9 +236,10 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], _Replacement], ...] = (
     ((), re.compile(r"(?i)\b((?:set-)?cookie['\"]?\s{0,3}:\s{0,3}['\"]?)(?![$<{])[^\n'\"]+"), rf"\1{REDACTED}"),
     ((), re.compile(r"(?i)(\bbearer[ \t]+)((?!\*\*\*)[^\s'\"\\,;<>()]+)"), _credential),
     ((), re.compile(r"(?i)(\bbasic[ \t]+)((?-i:(?=\w*[0-9=]|\w[a-z]*[A-Z])[\w+/-]{6,}=*))"), _credential),
+    ((), re.compile(r"(?i)(\bauthorization['\"]?\s{0,3}[:=]\s{0,3}['\"]?digest[ \t])[^\n]+"), rf"\1{REDACTED}"),
     (
         (),
-        re.compile(r"(?i)(\b(?:proxy-)?authorization['\"]?\s{0,3}[:=]\s{0,3}['\"]?(?!bearer|basic))([^\s'\",]+)"),
+        re.compile(r"(?i)(\b(?:proxy-)?authorization['\"]?\s{0,3}[:=]\s{0,3}['\"]?(?!bearer|basic|digest))([^\s'\",]+)"),
         _credential,
     ),
     (
@@ -250,10 +251,18 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], _Replacement], ...] = (
     (("--",), _OPTION, _option),
     (("curl", "wget"), re.compile(r"((?:^|\s)(?:-\w{0,8}[uU]|--(?:proxy-)?user)(?:\s+|=)?['\"]?)([^\s'\"]+)"), _user),
     (("curl",), re.compile(r"((?:^|\s)(?:-b|--cookie)(?:\s+|=))(?:'[^'\n]*'|\"[^\"\n]*\"|[^\s'\"]+)"), rf"\1{REDACTED}"),
+    (
+        ("sshpass", "login"),
+        re.compile(r"(\b(?:sshpass|login\b[^\n]{0,200}?)\s(?:-p|--password)[ =]?['\"]?)([^\s'\"-][^\s'\"]*)"),
+        _credential,
+    ),
     ((), re.compile(r"(?i)((?<![/\w.-])passwd[ \t]+)(?!-)([^\s'\",;:]+)"), _credential),
     (
         (),
-        re.compile(r"(?i)(\b(?:password|passphrase|api[ _-]?key|secret|token)[ \t]+['\"]?)(?=[^\s'\"]*\d)([^\s'\",;:/]{6,})"),
+        re.compile(
+            r"(?i)(\b(?:password|passphrase|api[ _-]?key|secret|token)[ \t]+(?:(?:is|was)[ \t]+)?['\"]?)"
+            r"(?=[^\s'\"]*\d)([^\s'\",;:/]{6,})"
+        ),
         _credential,
     ),
     (
