@@ -30,7 +30,7 @@ def main() -> None:
     recipe = sys.argv[1] if len(sys.argv) > 1 else "sglang-0.5.23"
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         data, state = Path(scratch, "data"), Path(sys.argv[2] if len(sys.argv) > 2 else Path(scratch, "state"))
-        for name in ("recipes", "patches", "cutlass_overrides", "dockerfiles"):
+        for name in ("recipes", "patches", "cutlass_overrides", "image_programs"):
             shutil.copytree(ROOT / name, data / name)
         environment = os.environ | {"SM120KIT_DATA": str(data), "SM120KIT_STATE": str(state)}
         build = ["build", recipe, "--kernels", "none"]

@@ -26,10 +26,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import containers  # noqa: E402
+from small_flashinfer import PIP  # noqa: E402
 
 from sm120kit import sources  # noqa: E402
 from sm120kit.core.workspace import Workspace  # noqa: E402
-from sm120kit.images import context, delivery  # noqa: E402
+from sm120kit.images import delivery  # noqa: E402
 
 CLOSURE = ROOT / "tests" / "support" / "image_closure.json"
 HEADER = "csrc/nv_internal/tensorrt_llm/kernels/quantization.cuh"
@@ -128,7 +129,7 @@ def measure(scratch: Path) -> list[str]:
 def prepare(scratch: Path) -> tuple[Path, Path, Path, Path]:
     """Recipes with the tiny group, the build context of the Dockerfile, the sdist, and the downloads for sm120kit."""
     data = scratch / "data"
-    for name in ("recipes", "patches", "cutlass_overrides", "dockerfiles"):
+    for name in ("recipes", "patches", "cutlass_overrides", "image_programs"):
         shutil.copytree(ROOT / name, data / name)
     with (data / "recipes" / "engines" / "flashinfer-0.6.6.toml").open("a") as recipe:
         recipe.write(TINY)
@@ -136,7 +137,7 @@ def prepare(scratch: Path) -> tuple[Path, Path, Path, Path]:
     state = scratch / "fetched"
     environment = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
     output([sys.executable, "-m", "sm120kit", "build", "flashinfer@0.6.6", "--to", "fetch"], environment)
-    wheels = (*delivery.read_closure(CLOSURE).wheels, context.INSTALLER)
+    wheels = (*delivery.read_closure(CLOSURE).wheels, PIP)
     naive = scratch / "naive"
     (naive / "wheels").mkdir(parents=True)
     for wheel in sources.wheelhouse(wheels, Workspace.open(state), sources.Origin()):

@@ -13,19 +13,18 @@ import tarfile
 import zipfile
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_assembly import CUDA_H, SmallImage
 from small_engine import make_wheel
 
-from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, CommandFailed, Mismatch, NotTrusted
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import assembly, context, cuda_home, rootfs, wheels
 from sm120kit.images.bytecode import BytecodeCache, ImagePython, compiler
-from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import ImageContext
@@ -59,11 +58,10 @@ def content(layout: Layout, layers: tuple[str, ...], path: str) -> bytes:
     raise KeyError(path)
 
 
-def test_image_has_the_files_and_settings_of_the_dockerfile(small: SmallImage) -> None:
+def test_image_has_the_files_and_settings_of_its_inputs(small: SmallImage) -> None:
     image, ran = small.assemble()
     assert ran and image.user == "1000:1000" and image.platform == "linux/amd64"
     assert image.canonical_name.startswith("sm120kit/vllm:1.0-sm120kit.")
-    assert image.labels["sm120kit.builder"] == "layers"
     manifest = small.layout.find(image.id)
     assert manifest is not None
     small.layout.verify(manifest.digest)
@@ -105,7 +103,7 @@ def test_image_has_the_files_and_settings_of_the_dockerfile(small: SmallImage) -
     assert entries["opt/cuda/lib64/libnvrtc.alt.so"].linkname == "libnvrtc.alt.so.13"
     assert entries["opt/cuda/lib/libcudart.so.13"].linkname == f"/{SITE}/nvidia/cu13/lib/libcudart.so.13"
     assert {"opt/sm120kit/healthy.py", "opt/sm120kit/serve.py", "opt/sm120kit/help.txt"} <= {*entries}
-    assert "opt/sm120kit/cuda_home.sh" not in entries and "opt/cuda/lib64/stubs/libcuda.so" in entries
+    assert "opt/cuda/lib64/stubs/libcuda.so" in entries
 
 
 def test_same_inputs_give_the_same_image_in_two_directories(tmp_path: Path) -> None:
@@ -181,7 +179,7 @@ def test_disk_space_is_required_for_layers_that_are_not_written_or_not_unpacked(
     size = sum(len(content) for files in small.files.values() for content in files.values())
 
     def required(locked: Sequence[LockedWheel]) -> int:
-        described = ImageContext(small.directory, "", "", "", "", {}, {}, None, tuple(locked), (), "layers")
+        described = ImageContext("", "", "", "", 315532800, {}, tuple(locked), ())
         return assembly.required_bytes(described, small.base(), official.__getitem__, small.layout, small.workspace)
 
     missing = required([*official])
@@ -232,7 +230,7 @@ def test_removed_layer_is_written_again_and_a_changed_one_is_detected(small: Sma
 
 
 def test_winner_of_a_path_is_that_of_pip(small: SmallImage) -> None:
-    """Pip installs in reverse order of names, and again.py those once more that replace files of what they require."""
+    """Pip installs in reverse order of names; what replaces files of a wheel that it requires is higher."""
     image, _ = small.assemble()
     assert content(small.layout, image.layers, f"{SITE}/shared/common.py") == b"shared = 1\n"
     small.requires = {"zlast": ["other"]}
@@ -298,11 +296,6 @@ def test_record_with_malformed_hashes_is_refused(tmp_path: Path, entry: str) -> 
         wheels.read_contents(wheel, path, ImagePython("cpython-311", "3.11.2", ""))
 
 
-def test_deeply_nested_command_is_refused() -> None:
-    with pytest.raises(CommandFailed, match="nested too deeply"):
-        image_settings("ENTRYPOINT " + "[" * 5000, {})
-
-
 def test_image_without_cuda_headers_is_refused(small: SmallImage) -> None:
     del small.files["nvidia-cuda-runtime"]["nvidia/cu13/include/cuda.h"]
     with pytest.raises(CommandFailed, match=r"no wheel .* has nvidia/cu13/include/cuda\.h"):
@@ -352,61 +345,7 @@ def test_driver_stub_links_and_loads(tmp_path: Path) -> None:
     assert warnings == ""
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="requires bubblewrap")
-def test_scripts_of_the_dockerfile_make_the_same_files(small: SmallImage) -> None:
-    """cuda_home.sh and user.sh, run at their paths in a builder's container, against the layers."""
-    small.files["nvidia-cuda-runtime"] |= {
-        f"nvidia/cu13/{name}": b"\x7fELF"
-        for name in (
-            "lib/libcudart.so.13.0",
-            "lib/libcudadevrt.a",
-            "lib/libplain.so",
-            "lib/libplain.so.2",
-            "lib/cmake/x",
-            "bin/nvcc",
-        )
-    }
-    image, _ = small.assemble()
-    ours = tree(small.layout, image.layers)
-    root = small.directory / "builder"
-    for path, member in ours.items():
-        if path.startswith(f"{SITE}/nvidia/") and member.isreg():
-            target = root / "overlay" / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content(small.layout, image.layers, path))
-    shutil.copytree(data_root() / "dockerfiles", root / "context")
-    (root / "context" / "engine" / context.USAGE).write_text("")
-    (root / "toolkit").mkdir()
-    binds = [word for name in ("overlay", "context", "toolkit") for word in ("--bind", root / name, f"/{name}")]
-    host = [word for name in ("usr", "etc", "bin", "lib", "lib64") for word in ("--ro-bind-try", f"/{name}", f"/{name}")]
-    system: list[str | Path] = [*host, "--dev", "/dev", "--tmpfs", "/tmp", *binds, "--setenv", "SOURCE_DATE_EPOCH", "315532800"]
-    for script in ("engine/cuda_home.sh", "tools/user.sh"):
-        if script == "tools/user.sh" and os.geteuid():
-            continue  # it sets an owner
-        subprocess.run(["bwrap", *system, "--setenv", "LC_ALL", "C", "sh", f"/context/{script}"], check=True)
-
-    def found(below: Path) -> dict[str, str]:
-        paths = ((str(path.relative_to(below)), path) for path in below.rglob("*"))
-        return {name: str(path.readlink()) if path.is_symlink() else f"{path.lstat().st_mode:o}" for name, path in paths}
-
-    expected = found(root / "toolkit")
-    named = {
-        name: member.linkname if member.issym() else f"{member.mode | (0o40000 if member.isdir() else 0o100000):o}"
-        for name, member in ours.items()
-    }
-    assert {name: named.get(name) for name in expected} == expected
-    below = {name for name in named if name.startswith(("opt/cuda", "opt/sm120kit"))}
-    assert below - {*expected} == set() and "opt/cuda/lib64/libplain.so" in below
-    assert (
-        named["opt/cuda/lib64/libplain.so"] == "libplain.so.2" and named["opt/cuda/lib64/libcudart.so"] == "libcudart.so.13.0"
-    )
-    if not os.geteuid():
-        assert {"etc/passwd", "etc/group", "home/sm120kit"} <= {*(found(root / "overlay"))}
-        added = (root / "overlay" / "etc" / "passwd").read_text().splitlines()[-1]
-        assert content(small.layout, image.layers, "etc/passwd").decode().splitlines()[-1] == added
-
-
-def test_files_left_out_are_those_that_the_dockerfile_removes(small: SmallImage) -> None:
+def test_files_left_out_are_in_no_layer(small: SmallImage) -> None:
     small.files["other"] |= {"other/cubins/a/x.cubin": b"x", "other/y.cubin": b"y", "other/cubins/keep.h": b"k"}
     complete = small.assemble()[0]
     small.labels = {context.LEFT_OUT: "other:other/cubins/*.cubin"}
@@ -414,18 +353,6 @@ def test_files_left_out_are_those_that_the_dockerfile_removes(small: SmallImage)
     entries, rest = ({*tree(small.layout, layers)} for layers in (complete.layers, image.layers))
     assert ran and entries - rest == {f"{SITE}/other/cubins/a", f"{SITE}/other/cubins/a/x.cubin"} and rest < entries
     assert len({*complete.layers} - {*image.layers}) == 1  # that of the wheel; all others are shared
-
-    root = small.directory / "unpacked"
-    for layer in complete.layers:
-        with tarfile.open(small.layout.path(layer)) as archive:
-            archive.extractall(root, [member for member in archive if member.name.startswith(SITE)])
-    listed = small.directory / "leave_out.txt"
-    listed.write_text("other:other/cubins/*.cubin\n")
-    script = data_root() / "dockerfiles" / "tools" / "leave_out.py"
-    subprocess.run([sys.executable, script, root / SITE, listed], check=True)
-    assert {str(path.relative_to(root)) for path in (root / SITE).rglob("*")} == {
-        path for path in rest if path.startswith(f"{SITE}/")
-    }
 
 
 def test_library_left_out_has_no_link_in_the_cuda_home(small: SmallImage) -> None:
@@ -462,24 +389,22 @@ def test_large_file_that_a_wheel_has_twice_is_written_once(small: SmallImage) ->
     assert content(small.layout, image.layers, entries["libx.so.1.2"].name) == library
 
 
-def test_settings_of_a_dockerfile() -> None:
-    text = (data_root() / "dockerfiles" / "flashinfer.Dockerfile").read_text()
-    config = image_settings(text, {"Env": ["PATH=/bin", "B=1"], "Cmd": ["bash"], "Labels": {"of": "base"}})
-    assert config["Env"][:5] == [
-        "PATH=/opt/venv/bin:/bin",
-        "B=1",
-        "HOME=/home/sm120kit",
-        "USER=sm120kit",
-        "FLASHINFER_DISABLE_JIT=1",
-    ]
-    assert config["Cmd"] == ["python"] and config["Labels"] == {"of": "base"}
-    assert image_settings('ENTRYPOINT ["a"]\nENV A="x \\$B ${B}" C=$B', {"Env": ["B=2"], "Cmd": ["b"]}) == {
-        "Env": ["B=2", "A=x $B 2", "C=2"],
-        "Entrypoint": ["a"],
+def test_settings_of_the_base_are_kept_but_its_start_command(small: SmallImage) -> None:
+    base = small.base()
+    settings = {
+        "Env": ["B=1", "HOME=/root"],
+        "Cmd": ["bash"],
+        "Entrypoint": ["/init"],
+        "Labels": {"of": "base"},
+        "StopSignal": "SIGINT",
     }
-    for wrong in ("ONBUILD RUN x", "CMD python", "ENV A b", 'ENV A="b', "HEALTHCHECK --interval=x CMD []"):
-        with pytest.raises(CommandFailed):
-            image_settings(wrong, {})
+    image, _ = small.assemble(base=replace(base, config=base.config | {"config": settings}))
+    manifest = small.layout.find(image.id)
+    assert manifest is not None
+    config = small.layout.config(manifest.digest)["config"]
+    path = "PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert {"B=1", "HOME=/home/sm120kit", path} <= {*config["Env"]} and config["StopSignal"] == "SIGINT"
+    assert "Cmd" not in config and config["Entrypoint"][0] == "python" and config["Labels"]["of"] == "base"
 
 
 def test_state_is_not_needed_to_read_an_image(small: SmallImage) -> None:

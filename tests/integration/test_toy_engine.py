@@ -88,7 +88,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     (root / "recipes" / "engines").mkdir(parents=True)
     (root / "recipes" / "configurations").mkdir()
-    for name in ("dockerfiles", "patches", "cutlass_overrides"):
+    for name in ("image_programs", "patches", "cutlass_overrides"):
         (root / name).symlink_to(data_root() / name)
     (root / "recipes" / "engines" / "flashinfer-1.0.toml").write_text(KERNELS.format(sha256="a" * 64))
     (root / "recipes" / "engines" / "toy-1.0.toml").write_text(

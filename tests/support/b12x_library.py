@@ -1,4 +1,4 @@
-"""b12x in a Python of its own, which compiles its kernels without a GPU by ``dockerfiles/engine/b12x/compile.py``.
+"""b12x in a Python of its own, which compiles its kernels without a GPU by ``image_programs/b12x/compile.py``.
 
 The environment has the locked b12x, its DSL and Triton, and a torch for the CPU: 1.2 GB.
 """
@@ -18,7 +18,7 @@ from sm120kit.recipes import target as targets
 from sm120kit.sources.context import Options
 
 RECIPE = "sglang-0.5.11-b12x"
-ENGINE = data_root() / "dockerfiles" / "engine"
+ENGINE = data_root() / "image_programs"
 
 
 class Library:

@@ -23,7 +23,6 @@ from sm120kit.images import checks
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 from sm120kit.images.records import Check, CheckResult, Image, ImageContext, VerifiedImage, image_name
 from sm120kit.images.verification import CLAIMS
-from sm120kit.sources.records import LockedWheel
 
 RECIPE, VERSION, PLATFORM = "vllm-0.19.1", "0.19.1", "linux/amd64"
 
@@ -69,14 +68,12 @@ def add_image(
 
 def build_context(workspace: Workspace, context: str, image: Image) -> ImageContext:
     return ImageContext(
-        directory=workspace.root,
         digest=context,
         kind="vllm",
         base=f"debian@sha256:{'5' * 64}",
         reference=image_name("vllm", VERSION, context),
-        arguments={},
+        epoch=315532800,
         labels=image.labels,
-        installer=LockedWheel("pip", "26.3", "pip.whl", "3" * 64),
         locked=(),
         ours=(),
     )

@@ -1,4 +1,4 @@
-"""Inputs of a small engine image that is assembled from layers: wheels, a base with this Python, its Dockerfile."""
+"""Inputs of a small engine image that is assembled from layers: wheels, a base with this Python."""
 
 from __future__ import annotations
 
@@ -119,6 +119,7 @@ class SmallImage:
             return written.replace(house / written.name)
 
     def base(self) -> assembly.ImageBase:
+        assert self.workspace.root.is_dir()  # made and marked before anything is written there
         root = self.directory / "root"
         (root / "etc").mkdir(parents=True, exist_ok=True)
         for name in ("passwd", "group"):
@@ -140,7 +141,7 @@ class SmallImage:
         setup = context.ImageSetup("vllm", "vllm-1.0", labels, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve"))
         name = f"debian-12@sha256:{'a' * 64}"
         digests = {path: file_sha256(path) for path in all_ours}
-        described, text, scripts = context.describe(setup, name, digests, [*wheels], self.workspace)
+        described, settings, scripts = context.describe(setup, name, digests, [*wheels], self.workspace)
         built = dict(zip((built.wheel for built in described.ours), all_ours, strict=True))
         files = assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
 
@@ -148,4 +149,4 @@ class SmallImage:
             self.read.append(wheel.name)
             return files(wheel)
 
-        return assembly.assemble(described, (text, scripts), base or self.base(), file, self.layout, self.workspace)
+        return assembly.assemble(described, (settings, scripts), base or self.base(), file, self.layout, self.workspace)

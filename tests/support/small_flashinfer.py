@@ -15,6 +15,10 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.images import context
 from sm120kit.sources.records import LockedWheel
 
+PIP = LockedWheel(
+    "pip", "26.3", "pip-26.3-py3-none-any.whl", "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
+)
+
 REAL = ("idna", "markupsafe", "packaging", "tabulate", "tqdm", "typing-extensions")
 PLAN = "b" * 64
 VERSION = f"0.6.6+sm120kit.{PLAN[:12]}"
@@ -40,11 +44,10 @@ SETUP = context.ImageSetup(
 
 @dataclass(frozen=True)
 class SmallWheels:
-    """The wheel of FlashInfer, the others with their files, and the installer of the Dockerfile."""
+    """The wheel of FlashInfer, and the others with their files."""
 
     ours: Path
     locked: tuple[tuple[LockedWheel, Path], ...]
-    installer: Path
 
 
 def wheels(workspace: Workspace, directory: Path) -> SmallWheels:
@@ -58,6 +61,6 @@ def wheels(workspace: Workspace, directory: Path) -> SmallWheels:
     (ours,) = directory.glob("flashinfer*.whl")
     (torch,) = directory.glob("torch*.whl")
     listed = [LockedWheel(**wheel) for wheel in json.loads(CLOSURE.read_text())["wheels"] if wheel["name"] in REAL]
-    *paths, pip = sources.wheelhouse([*listed, context.INSTALLER], workspace)
+    paths = sources.wheelhouse(listed, workspace)
     stand_in = (LockedWheel("torch", "2.13.0", torch.name, file_sha256(torch)), torch)
-    return SmallWheels(ours, (*zip(listed, paths, strict=True), stand_in), pip)
+    return SmallWheels(ours, (*zip(listed, paths, strict=True), stand_in))

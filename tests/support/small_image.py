@@ -87,7 +87,7 @@ def image_host(
     """The finished build of the tiny wheel, and a daemon."""
     root = tmp_path_factory.mktemp("data")
     shutil.copytree(data, root, dirs_exist_ok=True)
-    shutil.copytree(ROOT / "dockerfiles", root / "dockerfiles")
+    shutil.copytree(ROOT / "image_programs", root / "image_programs")
     return ImageHost(built[0], root, daemon.socket, tmp_path_factory.mktemp("folder"))
 
 
@@ -115,8 +115,12 @@ def tampered(image_host: ImageHost, image: str, command: str) -> str:
 
 @pytest.fixture(scope="session")
 def image(image_host: ImageHost, base: str) -> str:
-    """The id of the image, which is not verified yet."""
-    return image_host.image(base).stdout.strip()
+    """The id of the image, which is not verified yet. Only the daemon has it."""
+    built = image_host.image(base).stdout.strip()
+    assert "nothing to do" in image_host.image(base).stderr
+    loaded = image_host.run("image", "load", built).stdout.strip()
+    shutil.rmtree(image_host.state / "oci")
+    return loaded
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ KERNEL = SimpleNamespace(tile_shape_mnk=(128, 128, 128), ab_stage=4, num_k_block
 
 @pytest.fixture
 def program() -> dict[str, Any]:
-    return runpy.run_path(str(data_root() / "dockerfiles" / b12x.PROGRAM))
+    return runpy.run_path(str(data_root() / "image_programs" / b12x.PROGRAM))
 
 
 def test_program_refuses_launches_that_exceed_the_limit(program: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def context(workspace: Workspace, digest: str, **labels: str) -> Path:
     torch = LockedWheel("torch", "2", "torch.whl", "2" * 64)
     values = {f"sm120kit.{name.replace('_', '-')}": value for name, value in labels.items()}
     directory = workspace.root / "images" / digest
-    record = ImageContext(directory, digest, "vllm", "x", "r", {}, values, torch, (torch,), (ours,))
+    record = ImageContext(digest, "vllm", "x", "r", 0, values, (torch,), (ours,))
     write_record(directory / "context.json", record)
     return directory
 

@@ -1,16 +1,12 @@
-"""Build contexts, the runner of checks, and the index; no daemon is needed."""
+"""The inputs of images, the runner of checks, and the index; no daemon is needed."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import os
-import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,13 +16,14 @@ import pytest
 from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted, NotVerified, RequirementMissing, ResourceUnavailable
+from sm120kit.core.errors import BadInput, NotFound, NotVerified, RequirementMissing, ResourceUnavailable, SystemRefused
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, context, delivery, registry
-from sm120kit.images.delivery import Builder, ImageRequest
-from sm120kit.images.docker import builders
+from sm120kit.images.dockerfile import export_dockerfile
 from sm120kit.images.index import FORMAT, PublishedIndex, find_image, read_index
+from sm120kit.images.layers import LayerWriter
+from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
@@ -57,131 +54,78 @@ ORIGIN = {
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Create a build context from small files; keywords replace its inputs."""
+def make(tmp_path: Path) -> Any:
+    """Describe an image of small wheels; keywords replace its inputs."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     patched = wheels / "flashinfer_python-0.6.6+sm120kit.1-py3-none-linux_x86_64.whl"
     with zipfile.ZipFile(patched, "w") as archive:
         archive.writestr(zipfile.ZipInfo("flashinfer_python-0.6.6.dist-info/sm120kit.json"), json.dumps(ORIGIN))
 
-    def wheel(name: str, content: str) -> tuple[LockedWheel, Path]:
-        path = wheels / f"{name}-1.0-py3-none-any.whl"
-        path.write_text(content)
-        return LockedWheel(name, "1.0", path.name, file_sha256(path)), path
+    locked = [LockedWheel(name, "1.0", f"{name}-1.0-py3-none-any.whl", name[0] * 64) for name in ("idna", "nvidia-cublas")]
 
-    installer, pip = wheel("pip", "an installer")
-    monkeypatch.setattr(context, "INSTALLER", installer)
-    locked = [wheel("idna", "a wheel"), wheel("nvidia-cublas", "a big wheel")]
-
-    def make_context(state: str = "state", **changed: Any) -> ImageContext:
+    def describe(state: str = "state", **changed: Any) -> tuple[ImageContext, dict[str, Any], dict[str, str]]:
         setup = {"kind": "flashinfer", "recipe": "flashinfer-0.6.6", "labels": LABELS, "env": {"ARCH": "12.0f"}}
         setup |= {name: changed.pop(name) for name in [*changed] if name in context.ImageSetup.__dataclass_fields__}
-        inputs: dict[str, Any] = {"base": BASE, "ours": {patched: file_sha256(patched)}, "locked": locked, "installer": pip}
-        workspace = Workspace.open(tmp_path / state)
-        return context.make_context(context.ImageSetup(**setup), **(inputs | changed), workspace=workspace)
+        inputs: dict[str, Any] = {"base": BASE, "ours": {patched: file_sha256(patched)}, "locked": locked}
+        return context.describe(context.ImageSetup(**setup), **(inputs | changed), workspace=Workspace.open(tmp_path / state))
 
-    return make_context
+    return describe
 
 
-def test_context_contains_all_inputs_by_hash(make: Any) -> None:
-    context = make()
-    assert {path.name for path in context.directory.iterdir()} == {"Dockerfile", "tools", "cuda", "locked", "ours"}
-    for directory, name in (("locked", "idna"), ("cuda", "nvidia-cublas")):
-        text = (context.directory / directory / "requirements.txt").read_text()
-        sha256 = file_sha256(context.directory / directory / f"{name}-1.0-py3-none-any.whl")
-        assert text == f"{name}==1.0 --hash=sha256:{sha256}\n"
-    assert (
-        (context.directory / "ours" / "requirements.txt").read_text().startswith("flashinfer-python==0.6.6+sm120kit.1 --hash=")
-    )
-    assert context.arguments == {"BASE": BASE, "SOURCE_DATE_EPOCH": "315532800"}
-    assert context.reference == f"sm120kit/flashinfer:0.6.6-sm120kit.{context.digest[:12]}"
-    assert (context.directory / "Dockerfile").read_text().endswith('CMD ["python"]\nENV ARCH="12.0f"\n')
-    labels = context.labels
+def test_labels_settings_and_name_follow_from_the_inputs(make: Any) -> None:
+    described, settings, programs = make()
+    assert described.epoch == 315532800 and programs == {} and described.base == BASE
+    assert described.reference == f"sm120kit/flashinfer:0.6.6-sm120kit.{described.digest[:12]}"
+    assert settings["Cmd"] == ["python"] and settings["Env"][-1] == "ARCH=12.0f" and settings["User"] == "1000:1000"
+    assert not {"Healthcheck", "Entrypoint"} & {*settings}
+    labels = described.labels
     assert labels["org.opencontainers.image.base.digest"] == f"sha256:{'a' * 64}"
     assert labels["org.opencontainers.image.created"] == "1980-01-01T00:00:00Z"
-    assert labels["sm120kit.patches"] == "cutlass/one@eeeeeeeeeeee" and labels["sm120kit.ours"].startswith(
-        "flashinfer-python=="
-    )
+    assert labels["sm120kit.patches"] == "cutlass/one@eeeeeeeeeeee"
+    assert labels["sm120kit.ours"].startswith("flashinfer-python==")
     assert labels["sm120kit.wheels"] == "idna==1.0,nvidia-cublas==1.0"
 
 
-def test_installed_copy_of_sm120kit_makes_the_same_context(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = make(**ENGINE)
-    shutil.copytree(data_root() / "dockerfiles", tmp_path / "installed" / "dockerfiles")
+def test_installed_copy_of_sm120kit_describes_the_same_image(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, *_ = make(**ENGINE)
+    shutil.copytree(data_root() / context.PROGRAMS, tmp_path / "installed" / context.PROGRAMS)
     (tmp_path / "installed" / "recipes").mkdir()
-    for name in ("engine", "tools"):  # pip compiles what it installs
-        (tmp_path / "installed" / "dockerfiles" / name / "__pycache__").mkdir(exist_ok=True)
-        (tmp_path / "installed" / "dockerfiles" / name / "__pycache__" / "again.cpython-311.pyc").write_bytes(b"\xa7\r\r\n")
+    (tmp_path / "installed" / context.PROGRAMS / "__pycache__").mkdir(exist_ok=True)  # pip compiles what it installs
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "installed"))
-    assert make(state="other", **ENGINE).digest == original.digest
+    assert make(state="other", **ENGINE)[0].digest == original.digest
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda directory: (directory / "Dockerfile").write_text("FROM evil\n"),
-        lambda directory: (directory / "tools/install.sh").unlink(),
-        lambda directory: (directory / "locked/requirements.txt").open("a").write("evil==1.0\n"),
-        lambda directory: (directory / "locked/evil-1.0-py3-none-any.whl").write_text("x"),
-        lambda directory: replace_file(directory / "locked/idna-1.0-py3-none-any.whl", b"another"),
-        lambda directory: replace_file(directory / "cuda/nvidia-cublas-1.0-py3-none-any.whl", b"A big wheel"),
-        lambda directory: (directory / "ours/more").symlink_to("/etc/passwd"),
-    ],
-)
-def test_changed_context_is_refused(make: Any, change: Any) -> None:
-    context = make()
-    change(context.directory)
-    with pytest.raises(Mismatch, match=str(context.directory)) as caught:
-        make()
-    assert caught.value.hint.endswith(f"rm -r {context.directory.parent}")
-    shutil.rmtree(context.directory.parent)
-    assert make() == context
+def test_image_of_an_engine_has_environment_and_start_command_of_the_recipe(make: Any) -> None:
+    described, settings, programs = make(**ENGINE)
+    assert settings["Env"][-2:] == ["A=1", 'B=two "words" and $3'] and "HOME=/home/sm120kit" in settings["Env"]
+    assert settings["Entrypoint"] == ["python", "/opt/sm120kit/serve.py", "vllm", "serve"] and "Cmd" not in settings
+    assert settings["Healthcheck"]["Test"] == ["CMD", "python", "/opt/sm120kit/healthy.py"]
+    assert {*programs} == {"healthy.py", "help.txt", "serve.py"}
+    assert described.reference.startswith("sm120kit/vllm:1.0-sm120kit.")
+    assert described.labels["sm120kit.recipe"] == "vllm-1.0"
+    assert described.labels["org.opencontainers.image.version"] == "1.0"
+    changes = ({"usage": "other options"}, {"env": {"A": "2"}}, {"serve": ("vllm", "run")}, {"b12x": {"kernels": []}})
+    assert len({make(**(ENGINE | change))[0].digest for change in changes} | {described.digest}) == 5
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file without writing to its hard links."""
-    path.unlink()
-    path.write_bytes(content)
-
-
-def test_wheels_are_hard_links(make: Any, tmp_path: Path) -> None:
-    directory = make().directory
-    for name in ("locked/idna", "cuda/nvidia-cublas"):
-        assert (directory / f"{name}-1.0-py3-none-any.whl").samefile(
-            tmp_path / "wheels" / f"{Path(name).name}-1.0-py3-none-any.whl"
-        )
-
-
-def test_engine_context_has_environment_and_entrypoint_of_the_recipe(make: Any) -> None:
-    context = make(**ENGINE)
-    text = (context.directory / "Dockerfile").read_text()
-    assert text.endswith(
-        'ENV A="1" \\\n    B="two \\"words\\" and \\$3"\nENTRYPOINT ["python", "/opt/sm120kit/serve.py", "vllm", "serve"]\n'
-    )
-    files = {"cuda_home.sh", "healthy.py", "help.txt", "serve.py"}
-    assert {path.name for path in (context.directory / "engine").iterdir()} == files
-    assert make(**(ENGINE | {"usage": "other options"})).digest != context.digest
-    assert context.reference.startswith("sm120kit/vllm:1.0-sm120kit.") and context.labels["sm120kit.recipe"] == "vllm-1.0"
-    assert context.labels["org.opencontainers.image.version"] == "1.0"
-    assert make(**(ENGINE | {"env": {"A": "2"}})).digest != context.digest
-    assert make(**(ENGINE | {"serve": ("vllm", "run")})).digest != context.digest
+def test_programs_of_images_download_nothing() -> None:
+    for path in (data_root() / context.PROGRAMS).rglob("*.py"):
+        assert path.read_text().count("://") == path.read_text().count("http://127.0.0.1:"), path
 
 
 def test_digest_depends_on_the_inputs_only(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = make()
-    assert make("another-directory").digest == first.digest
-    assert make(base=f"debian@sha256:{'b' * 64}").digest != first.digest
-    assert make(labels={}).digest != first.digest
-    assert make(locked=[]).digest != first.digest
+    def digest(*args: Any, **changed: Any) -> str:
+        return str(make(*args, **changed)[0].digest)
+
+    first = digest()
+    assert digest("another-directory") == first
+    for change in ({"base": f"debian@sha256:{'b' * 64}"}, {"labels": {}}, {"locked": []}):
+        assert digest(**change) != first
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
-    assert make().digest != first.digest
-
-
-def test_existing_context_is_reused(make: Any) -> None:
-    file = make().directory / "Dockerfile"
-    os.utime(file, (1, 1))
-    assert make().directory / "Dockerfile" == file and file.stat().st_mtime == 1
+    assert digest() != first
 
 
 @pytest.mark.parametrize(
@@ -192,16 +136,9 @@ def test_base_without_digest_is_refused(make: Any, base: str) -> None:
         make(base=base)
 
 
-def test_wheel_with_another_hash_is_refused(make: Any, tmp_path: Path) -> None:
-    (wheel,) = tmp_path.glob("wheels/idna*")
-    wheel.write_text("other bytes")
-    with pytest.raises(NotTrusted, match="idna"):
-        make()
-    assert not list(tmp_path.glob("state/images/*"))
-
-
 def test_wheel_without_origin_is_refused(make: Any, tmp_path: Path) -> None:
-    (wheel,) = tmp_path.glob("wheels/idna*")
+    wheel = tmp_path / "idna-1.0-py3-none-any.whl"
+    wheel.write_text("a wheel")
     with pytest.raises(BadInput, match="not a wheel that sm120kit built"):
         make(ours={wheel: file_sha256(wheel)})
 
@@ -220,30 +157,7 @@ def test_wheel_with_another_origin_is_refused(make: Any, tmp_path: Path, origin:
 
 def test_wheels_of_ours_are_not_hashed_again(make: Any, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("wheels/flashinfer*")
-    assert make(ours={wheel: "1" * 64}).ours[0].wheel.sha256 == "1" * 64
-
-
-def test_unknown_kind_is_refused(make: Any) -> None:
-    with pytest.raises(NotFound, match="no Dockerfile for 'toaster'"):
-        make(kind="toaster")
-
-
-def test_dockerfiles_name_no_host_and_download_nothing() -> None:
-    dockerfiles = Path(__file__).parents[2] / "dockerfiles"
-    for path in sorted(path for path in dockerfiles.rglob("*") if path.is_file()):
-        text = path.read_text()
-        assert "# syntax" not in text and text.count("://") == text.count("http://127.0.0.1:"), path
-        for word in ("git clone", "curl", "wget", "apt-get", "index-url"):
-            assert word not in text, f"{path}: {word}"
-
-
-def test_dockerfiles_set_a_user_and_copy_rarely_changed_files_first(make: Any) -> None:
-    for setup in ({}, ENGINE):
-        last = (make(**setup).directory / "Dockerfile").read_text().rpartition("\nFROM ")[2]
-        assert last.startswith("${BASE} AS runtime\n") and last.count("\nUSER ") == 1 and "\nUSER 1000:1000\n" in last
-        stages = re.findall(r"^COPY --from=(\w+) ", last, re.MULTILINE)
-        assert [stage for stage in stages if stage != "toolkit"] == ["installer", "cuda", "locked", "ours"]
-        assert "\nRUN " not in last and ("\nHEALTHCHECK " in last) == bool(setup)
+    assert make(ours={wheel: "1" * 64})[0].ours[0].wheel.sha256 == "1" * 64
 
 
 def test_suites_include_those_of_the_parents() -> None:
@@ -327,57 +241,6 @@ def test_malformed_index_is_refused(tmp_path: Path, text: str, message: str) -> 
         read_index(path)
 
 
-def test_context_stream_has_fixed_times_and_owners(tmp_path: Path) -> None:
-    content = {
-        "Dockerfile": b"FROM x\n",
-        f"locked/{'long-name-' * 20}.whl": b"x" * 1000,
-        "ours/empty": b"",
-        "cuda/block": bytes(512),
-    }
-    for name, data in content.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(data)
-    first = b"".join(builders.packed(tmp_path))
-    with tarfile.open(fileobj=io.BytesIO(first)) as archive:
-        members = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
-        assert {name: file.read() for name, file in members.items() if file} == content
-    for path in tmp_path.rglob("*"):
-        os.utime(path, (1, 1))
-        path.chmod(0o700)
-    assert b"".join(builders.packed(tmp_path)) == first
-
-
-@pytest.mark.parametrize(
-    ("requirement", "content", "again"),
-    [
-        ("libs-base==4", "B" * 43, True),
-        ("libs-base==4", "A" * 43, False),
-        ("numpy", "B" * 43, False),
-        ("libs-base; extra == 'x'", "B" * 43, False),
-    ],
-)
-def test_wheel_that_replaces_files_of_a_required_wheel_is_installed_again(
-    tmp_path: Path, requirement: str, content: str, again: bool
-) -> None:
-    for name, requires, sha256 in (("libs_base", "numpy>=2", "A" * 43), ("libs_cu13", requirement, content)):
-        directory = tmp_path / "site" / f"{name}-4.dist-info"
-        directory.mkdir(parents=True)
-        (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 4\nRequires-Dist: {requires}\n")
-        (directory / "RECORD").write_text(f"dsl/lib.so,sha256={sha256},9\n{name}-4.dist-info/RECORD,,\n")
-    (tmp_path / "site" / "dsl").mkdir()
-    (tmp_path / "site" / "dsl" / "lib.so").touch()
-    lines = "libs-base==4 --hash=sha256:1\nlibs-cu13==4 --hash=sha256:2\n"
-    (tmp_path / "requirements.txt").write_text(lines)
-    argv = [
-        sys.executable,
-        data_root() / "dockerfiles" / "tools" / "again.py",
-        tmp_path / "site",
-        tmp_path / "requirements.txt",
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert done.stdout == (lines.splitlines(keepends=True)[1] if again else "")
-
-
 def test_image_list_remote_shows_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
@@ -410,7 +273,7 @@ def test_disk_for_all_steps_of_a_build_is_required_before_the_first_download(tmp
     (workspace.cache / "wheel-sizes.json").write_text(json.dumps({"bytes": {wheel.sha256: free // 2}}))
     options = Options(workspace, origin=Origin(offline=True))
     with pytest.raises(ResourceUnavailable, match=r"the image of vllm-0\.33\.0 needs"):  # the wheel alone would fit
-        delivery.prepare(ImageRequest(), recipes.load_engine("vllm-0.33.0"), closure, options)
+        delivery.prepare("", recipes.load_engine("vllm-0.33.0"), closure, options)
     assert not workspace.downloads.exists() and not (tmp_path / "bases").exists()
     (workspace.downloads / wheel.sha256).mkdir(parents=True)
     (workspace.downloads / wheel.sha256 / wheel.filename).touch()
@@ -422,13 +285,75 @@ def test_kernels_of_an_image_for_another_machine_are_refused(tmp_path: Path, mon
     closure = Closure("manylinux_2_35_x86_64", "3.11", (), "")
     recipe = recipes.load_engine("sglang-0.5.11-b12x")
     with pytest.raises(RequirementMissing, match="kernels of b12x in its image; this machine, aarch64, runs no program"):
-        delivery.prepare(ImageRequest(), recipe, closure, Options(Workspace.open(tmp_path)))
+        delivery.prepare("", recipe, closure, Options(Workspace.open(tmp_path)))
 
 
-@pytest.mark.parametrize("image_request", [ImageRequest(builder=Builder.DOCKER), ImageRequest(context_only=True)])
-def test_dockerfile_of_a_recipe_with_kernels_to_compile_is_refused(image_request: ImageRequest, tmp_path: Path) -> None:
-    recipe = recipes.load_engine("sglang-0.5.11-b12x")
-    with pytest.raises(RequirementMissing, match="compiles kernels of b12x into its image, which only the builder layers does"):
-        delivery.prepare(
-            image_request, recipe, Closure("manylinux_2_35_x86_64", "3.11", (), ""), Options(Workspace.open(tmp_path))
-        )
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda wheel: wheel.pop("sha256"), "wheels.0.sha256"),
+        (lambda wheel: wheel.update(sha256="0" * 64), "were edited"),
+        (lambda wheel: wheel.update(version="9"), "were edited"),
+    ],
+)
+def test_closure_with_an_edited_wheel_is_refused(tmp_path: Path, edit: Any, message: str) -> None:
+    closure = json.loads((Path(__file__).parents[1] / "support" / "image_closure.json").read_text())
+    path = tmp_path / "closure.json"
+    path.write_text(json.dumps(closure))
+    assert delivery.read_closure(path).wheels
+    edit(closure["wheels"][0])
+    path.write_text(json.dumps(closure))
+    with pytest.raises(BadInput, match=message):
+        delivery.read_closure(path)
+
+
+def layer(layout: Layout, *members: tuple[str, bytes]) -> Descriptor:
+    with layout.writer() as blob:
+        written = LayerWriter(blob, 0)
+        for name, content in members:
+            written.file(name, [content], len(content))
+        return written.finish()
+
+
+def image_of(layout: Layout, settings: dict[str, Any], *layers: Descriptor) -> str:
+    config = {"os": "linux", "architecture": "amd64", "config": settings}
+    return layout.add_image(layers, [each.digest for each in layers], config).digest
+
+
+def test_dockerfile_adds_the_layers_and_repeats_the_settings(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "oci")
+    settings = {
+        "Env": ['A=two "words" and $3\\'],
+        "Labels": {"x": "$y"},
+        "User": "1000:1000",
+        "Cmd": ["a", "$b"],
+        "ExposedPorts": {"80/tcp": {}},
+        "Healthcheck": {"Test": ["CMD", "x"], "Interval": 30 * 10**9, "Retries": 3},
+    }
+    one, two = layer(layout, ("a", b"1")), layer(layout, ("a", b"2"))
+    export_dockerfile(layout, image_of(layout, settings, one, layer(layout), two), tmp_path / "context")
+    assert {path.name for path in (tmp_path / "context").iterdir()} == {"Dockerfile", "00.tar", "01.tar"}
+    assert (tmp_path / "context" / "01.tar").read_bytes() == layout.path(two.digest).read_bytes()
+    lines = (tmp_path / "context" / "Dockerfile").read_text().splitlines()
+    assert lines[1:4] == ["FROM scratch", "ADD 00.tar /", "ADD 01.tar /"]
+    assert {*lines[4:]} == {
+        'LABEL "x"="\\$y"',
+        'ENV A="two \\"words\\" and \\$3\\\\"',
+        "EXPOSE 80/tcp",
+        "USER 1000:1000",
+        'CMD ["a", "$b"]',
+        'HEALTHCHECK --interval=30000ms --retries=3 CMD ["x"]',
+    }
+
+
+def test_image_that_a_dockerfile_cannot_describe_is_refused(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "oci")
+    removing = image_of(layout, {}, layer(layout, ("etc/.wh.passwd", b"")))
+    lines = image_of(layout, {"Env": ["A=one\ntwo"]}, layer(layout, ("a", b"")))
+    for manifest, message in ((removing, r"removes a file of a lower layer \(etc/\.wh\.passwd\)"), (lines, "A|one")):
+        with pytest.raises(BadInput, match=message):
+            export_dockerfile(layout, manifest, tmp_path / "context")
+        assert not (tmp_path / "context").exists()
+    (tmp_path / "context").mkdir()
+    with pytest.raises(SystemRefused, match="exists"):
+        export_dockerfile(layout, lines, tmp_path / "context")

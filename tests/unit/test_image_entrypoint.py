@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     """The files of the entrypoint, and an installed engine."""
-    shutil.copyfile(ROOT / "dockerfiles" / "engine" / "serve.py", tmp_path / "serve.py")
+    shutil.copyfile(ROOT / "image_programs" / "serve.py", tmp_path / "serve.py")
     (tmp_path / "help.txt").write_text(arguments.help_text(recipes.load_engine("vllm-0.19.1")))
     info = tmp_path / "site" / "vllm-0.19.1.dist-info"
     info.mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_server_starts_without_a_writable_cache(image: Path, driver: bytes) -> N
 @pytest.fixture
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
     """The entrypoint in a container with a mount below the home directory of root, and that mount."""
-    spec = importlib.util.spec_from_file_location("serve", ROOT / "dockerfiles" / "engine" / "serve.py")
+    spec = importlib.util.spec_from_file_location("serve", ROOT / "image_programs" / "serve.py")
     assert spec and spec.loader
     serve = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(serve)

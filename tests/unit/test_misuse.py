@@ -439,8 +439,6 @@ CASES = {
     "build flashinfer --cache localhost:9/x --cache-push --key key.pem": (2, "--key and --keyless require --trust"),
     "build flashinfer --trust key.pub": (2, "invalid value for --trust: it is for builds of a cache: add --cache"),
     "build flashinfer --cache cache": (20, "'cache' is not a repository\nhint: REGISTRY/NAME"),
-    "build sglang-0.5.11-b12x --kernels none --builder docker": (40, "which only the builder layers does"),
-    "image build sglang-0.5.11-b12x --kernels none --context-only": (40, "which only the builder layers does"),
     "build flashinfer --cache https://localhost/x": (20, "'https://localhost/x' is not a repository"),
     "build flashinfer --cache localhost:9/x --trust nowhere.pub": (11, "nowhere.pub"),
     f"reproduce {CONFIG} --all-reduce-us 1e400": (2, "inf is not a finite number"),

@@ -19,7 +19,6 @@ from sm120kit.images.context import built_locally
 from sm120kit.images.index import FORMAT, PublishedIndex, read_index
 from sm120kit.images.published import NewestImage, Source
 from sm120kit.images.records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage, image_name
-from sm120kit.sources.records import LockedWheel
 
 RECIPE, PLATFORM = "vllm-0.19.1", "linux/amd64"
 CONTEXT = "4" * 64
@@ -35,14 +34,12 @@ LABELS = {
 IMAGE = Image("sha256:1", "c" * 64, PLATFORM, (), LABELS, "1000", 1)
 VERIFIED = VerifiedImage(IMAGE, NAME, "5" * 64, (Check("base", "python", CheckResult.PASSED),), {})
 BUILD_CONTEXT = ImageContext(
-    directory=Path("/nowhere"),
     digest=CONTEXT,
     kind="vllm",
     base=f"debian@sha256:{'5' * 64}",
     reference=NAME,
-    arguments={},
+    epoch=315532800,
     labels=LABELS,
-    installer=LockedWheel("pip", "26.3", "pip.whl", "3" * 64),
     locked=(),
     ours=(),
 )

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ContextOnly, Limits, LocalPatches, Network, RemoteCacheOptions, Sources, recipe_names
+from sm120kit.cli.options import Base, Limits, LocalPatches, RemoteCacheOptions, Sources, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.images.checks import CheckReport
-    from sm120kit.images.delivery import ImageRequest
     from sm120kit.recipes.target import EngineTarget
     from sm120kit.sources.context import Options
     from sm120kit.wheels.compile import Progress
@@ -70,49 +69,6 @@ class BuildOptions:
     patch: LocalPatches = None
 
 
-@dataclass(frozen=True)
-class ImageOptions:
-    """How an image is built."""
-
-    base: Annotated[
-        str,
-        typer.Option(
-            "--base",
-            metavar="NAME|NAME@DIGEST|ID",
-            help="Base: debian-12, or an image by digest or local id, not by tag; default: the recipe's.",
-        ),
-    ] = ""
-    builder: Annotated[
-        str | None,
-        typer.Option(
-            "--builder",
-            metavar="BUILDER",
-            help="What writes the image: layers (sm120kit, without a daemon) or docker (a Dockerfile); default: layers,"
-            " docker for a base by local id.",
-        ),
-    ] = None
-    network: Network = "none"
-    context_only: ContextOnly = False
-
-    @property
-    def given(self) -> bool:
-        """Whether one of the options is set."""
-        return self != ImageOptions()
-
-    def request(self) -> ImageRequest:
-        """The request of an image with these options."""
-        from sm120kit.core.errors import NotFound
-        from sm120kit.images.delivery import Builder, ImageRequest
-
-        try:
-            builder = Builder(self.builder) if self.builder else None
-        except ValueError:
-            raise NotFound(f"unknown builder {self.builder!r}", f"builders: {', '.join(Builder)}") from None
-        if builder is Builder.LAYERS and (self.context_only or self.network != "none"):
-            raise typer.BadParameter("--context-only and --network are for --builder docker")
-        return ImageRequest(self.base, builder, self.network, self.context_only)
-
-
 def build(
     engine: Annotated[
         str,
@@ -126,7 +82,7 @@ def build(
     kernels: KernelOptions,
     steps: BuildOptions,
     limits: Limits,
-    image: ImageOptions,
+    base: Base = "",
     cache: RemoteCacheOptions,
     sources: Sources,
 ) -> None:
@@ -145,20 +101,20 @@ def build(
     options = cache.used_by(sources.run_options(limits))
     target = pipeline.resolve(engine, options, read_local(steps.patch or ()))
     delivered = target.engine if not steps.to and not steps.dry_run else None
-    _require_applicable(kernels, steps, image, engine=target.engine is not None, delivers=delivered is not None)
+    _require_applicable(kernels, steps, base, engine=target.engine is not None, delivers=delivered is not None)
     pipeline.require_machine(target, request)
     if request.stage is Stage.PACK:
         require_output_directory(steps.output)
-    image_request, key = None, ""
+    key = ""
     if delivered:
         from sm120kit.images import delivery
 
-        image_request = delivery.complete(image.request(), delivered.recipe)
-        key, report = _shared(delivered, request, image_request)
+        base = delivery.complete(base, delivered.recipe)
+        key, report = _shared(delivered, request, base)
         if report:
             build_output.show_shared(report, json=steps.json)
             return
-        image_request = delivery.prepare(image_request, delivered.recipe, delivered.closure, options)
+        base = delivery.prepare(base, delivered.recipe, delivered.closure, options)
     started = time.monotonic()
     with watcher() as watch:
         result = pipeline.build(target, request, watch)
@@ -172,20 +128,20 @@ def build(
         console.json_data(wheel.artifacts)
         return
     build_output.show_wheels(result, paths, seconds)
-    if image_request is None or isinstance(result, WheelBuild):
+    if not delivered or isinstance(result, WheelBuild):
         for path in paths:
             console.data(str(path))
     else:
-        build_output.deliver(result, image_request, options, key, json=steps.json)
+        build_output.deliver(result, base, options, key, json=steps.json)
 
 
-def _shared(target: EngineTarget, request: BuildRequest, image: ImageRequest) -> tuple[str, CheckReport | None]:
+def _shared(target: EngineTarget, request: BuildRequest, base: str) -> tuple[str, CheckReport | None]:
     """The key of an image in the remote cache, and the report of the one that it has."""
     if not target.options.remote:
         return "", None  # what contacts registries is not imported
     from sm120kit.images import shared_images
 
-    key = shared_images.shared_key(target, request, image)
+    key = shared_images.shared_key(target, request, base)
     return key, shared_images.fetch_shared(key, target)
 
 
@@ -206,12 +162,10 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
     local = read_local(patches)
     target = with_local(resolve(recipe, options), local).engine
     assert target is not None
-    request = delivery.complete(delivery.ImageRequest(), target.recipe)
-    request = delivery.prepare(request, target.recipe, target.closure, options)
+    base = delivery.prepare("", target.recipe, target.closure, options)
     with watcher() as watch:
         built = image_wheels.build(target, BuildRequest(), watch)
-    image = delivery.engine_image(built, request, options).image
-    assert image is not None
+    image = delivery.engine_image(built, base, options).image
     report = verification.verify_once(image, options.workspace)
     if report.verified is None:
         failed = [f"{check.suite}/{check.name}: {check.detail}" for check in report.checks if check.verdict == "failed"]
@@ -229,18 +183,16 @@ def _stage(text: str) -> Stage:
         raise NotFound(f"unknown stage {text!r}", f"stages: {', '.join(Stage)}") from None
 
 
-def _require_applicable(
-    kernels: KernelOptions, steps: BuildOptions, image: ImageOptions, *, engine: bool, delivers: bool
-) -> None:
+def _require_applicable(kernels: KernelOptions, steps: BuildOptions, base: str, *, engine: bool, delivers: bool) -> None:
     """Refuse options that do not apply to the target.
 
     Raises:
         typer.BadParameter: with the first of them.
     """
-    if image.given and not delivers:
+    if base and not delivers:
         raise typer.BadParameter(
-            "--base, --builder, --network and --context-only are for an engine's image, which is built without --to and"
-            " --dry-run; `sm120kit image` builds one of FlashInfer"
+            "--base is for an engine's image, which is built without --to and --dry-run; `sm120kit image build` builds one of"
+            " FlashInfer"
         )
     if engine and kernels.arch:
         raise typer.BadParameter("the recipe of an engine lists the archs of its image")

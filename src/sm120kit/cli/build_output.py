@@ -11,7 +11,6 @@ from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.images.checks import CheckReport
-    from sm120kit.images.delivery import ImageRequest
     from sm120kit.sources.context import Options
     from sm120kit.wheels.image_wheels import EngineBuild
     from sm120kit.wheels.records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
@@ -172,19 +171,16 @@ def show_shared(report: CheckReport, *, json: bool) -> None:
     show_report(report, json=json)
 
 
-def deliver(build: EngineBuild, request: ImageRequest, options: Options, key: str, *, json: bool) -> None:
+def deliver(build: EngineBuild, base: str, options: Options, key: str, *, json: bool) -> None:
     """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails.
 
     ``key`` is that of the image in the remote cache, which gets it.
     """
-    from sm120kit.cli.image import show_context, show_report
+    from sm120kit.cli.image import show_report
     from sm120kit.images import delivery, verification
 
     started = time.monotonic()
-    result = delivery.engine_image(build, request, options)
-    if result.image is None:
-        show_context(result.context)
-        return
+    result = delivery.engine_image(build, base, options)
     seconds = time.monotonic() - started
     console.info(f"{_built(result.ran)} {result.context.reference} in {seconds:.1f} s: {result.image.id}")
     report = verification.verify_once(result.image, options.workspace)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sm120kit.cli.build import ImageOptions, KernelOptions
+from sm120kit.cli.build import KernelOptions
 from sm120kit.cli.options import (
+    Base,
     EngineName,
     Index,
     Json,
@@ -24,7 +25,6 @@ from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.images.checks import CheckReport
-    from sm120kit.images.records import ImageContext
 
 PLATFORM = "linux/amd64"
 
@@ -32,7 +32,7 @@ PLATFORM = "linux/amd64"
 def image_(
     engine: EngineName,
     *,
-    image: ImageOptions,
+    base: Base = "",
     closure: Annotated[
         Path | None,
         typer.Option(
@@ -59,19 +59,16 @@ def image_(
     if target.engine:
         if closure or kernels.arch:
             raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
-        image_request = delivery.complete(image.request(), target.recipe)
+        base = delivery.complete(base, target.recipe)
         pipeline.require_machine(target, build_request)
-        request = delivery.prepare(image_request, target.recipe, target.engine.closure, options)
-        result = delivery.engine_image(image_wheels.build(target.engine, build_request), request, options)
+        base = delivery.prepare(base, target.recipe, target.engine.closure, options)
+        result = delivery.engine_image(image_wheels.build(target.engine, build_request), base, options)
     elif closure is None:
         raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not list the other wheels")
     else:
         wheels = delivery.read_closure(closure)
-        request = delivery.prepare(image.request(), target.recipe, wheels, options)
-        result = delivery.flashinfer_image(flashinfer.build(target.flashinfer, build_request), wheels, request, options)
-    if result.image is None:
-        show_context(result.context)
-        return
+        base = delivery.prepare(base, target.recipe, wheels, options)
+        result = delivery.flashinfer_image(flashinfer.build(target.flashinfer, build_request), wheels, base, options)
     if json:
         console.json_data({"image": result.image.id, "content": result.image.content, "context": result.context.digest})
         return
@@ -79,12 +76,6 @@ def image_(
     console.info(f"{'built' if result.ran else 'nothing to do for'} {result.context.reference} in {seconds:.1f} s")
     console.info(f"it is not tagged before its checks pass: sm120kit verify image {result.image.id}")
     console.data(result.image.id)
-
-
-def show_context(context: ImageContext) -> None:
-    """Print the directory of a complete build context, and the next step."""
-    console.info("to build the image, run the same command without --context-only where a container daemon runs")
-    console.data(str(context.directory))
 
 
 def verify_image(

@@ -17,6 +17,9 @@ def export(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="A file that ends in .tar, a new directory, or - for standard output.")
     ],
+    dockerfile: Annotated[
+        bool, typer.Option("--dockerfile", help="Write a directory for `docker build`: a Dockerfile that adds the layers.")
+    ] = False,
     overwrite: Overwrite = False,
     state: State = None,
 ) -> None:
@@ -24,11 +27,13 @@ def export(
 
     `docker load --input FILE`, podman, skopeo and containerd read a file; skopeo and podman a directory, as `oci:DIRECTORY`.
     With `-`, the archive is written to standard output, as for `| ssh HOST docker load`.
+    With `--dockerfile`, `docker build DIRECTORY` gives an image with the same files and settings.
     The files of a directory are hard links to those in the state directory where possible: do not change them.
     """
     from sm120kit.core.disk import require_new
     from sm120kit.core.workspace import Workspace
     from sm120kit.images import loading
+    from sm120kit.images.dockerfile import export_dockerfile
     from sm120kit.images.oci import Layout
 
     to_stdout = str(path) == "-"
@@ -36,10 +41,12 @@ def export(
         raise typer.BadParameter("an archive is not text for a terminal: redirect standard output, or name a file")
     if path.suffix == ".tar":
         require_new(path, "PATH", overwrite)
+    if dockerfile and (to_stdout or path.suffix == ".tar"):
+        raise typer.BadParameter("--dockerfile writes a directory: name one that does not exist yet", param_hint="PATH")
     layout = Layout(Workspace.open(state).root / "oci")
     manifest = loading.manifest_digest(layout, reference)
     if to_stdout:
         loading.stream(layout, manifest, sys.stdout.buffer)
         return
-    loading.export(layout, manifest, path)
+    (export_dockerfile if dockerfile else loading.export)(layout, manifest, path)
     console.data(str(path))

@@ -124,7 +124,14 @@ def _names(folder: str, incomplete: str) -> list[str]:
 
 
 AllowOlder = Annotated[bool, typer.Option("--allow-older", help="Accept an image older than the newest one pulled before.")]
-ContextOnly = Annotated[bool, typer.Option("--context-only", help="Stop when the image's build context is ready.")]
+Base = Annotated[
+    str,
+    typer.Option(
+        "--base",
+        metavar="NAME|NAME@DIGEST|ID",
+        help="Base: debian-12, or an image by digest or local id, not by tag; default: the recipe's.",
+    ),
+]
 DebianKeyring = Annotated[
     Path | None,
     typer.Option(
@@ -164,9 +171,6 @@ Minimum = Annotated[
     str, typer.Option("--min", metavar="TIME", help="Refuse images published before this time: YYYY-MM-DD[THH:MM:SSZ], UTC.")
 ]
 Mirror = Annotated[str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here, not from the index.")]
-Network = Annotated[
-    str, typer.Option("--network", metavar="NAME", help="Docker network of the image's build steps, which download nothing.")
-]
 Offline = Annotated[bool, typer.Option("--offline", help="Use cached files and local mirrors only.")]
 State = Annotated[
     Path | None,

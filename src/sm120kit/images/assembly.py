@@ -1,7 +1,7 @@
 """Assemble an image from locked inputs without a builder: ``(ImageContext, base, wheels) -> Image`` in an OCI layout.
 
 Each layer is a function of few inputs (its wheels, the Python of the base, the time of all files) and is recorded by their
-digest: what another image or an earlier build wrote is neither written nor read again. The files are those of the Dockerfiles.
+digest: what another image or an earlier build wrote is neither written nor read again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images import b12x, cuda_home, rootfs, wheels
 from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
 from sm120kit.images.context import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
-from sm120kit.images.dockerfile import image_settings
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.records import BuiltWheel, Image, ImageContext
@@ -45,7 +44,10 @@ _USER = {
     "group": "sm120kit:x:1000:\n",
     "passwd": "sm120kit:x:1000:1000:sm120kit:/home/sm120kit:/usr/sbin/nologin\n",
 }
-"""The lines that dockerfiles/tools/user.sh adds to files in /etc."""
+"""The lines that are added to files in /etc: the user who runs programs in the image."""
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""``PATH`` where a base sets none, as in container runtimes."""
 
 INTERPRETER = "/usr/bin/python3"
 """Python 3 in the bases of ``recipes/bases/``."""
@@ -144,7 +146,7 @@ class _Inputs:
 
 def assemble(
     context: ImageContext,
-    dockerfile: tuple[str, Mapping[str, str]],
+    described: tuple[Mapping[str, Any], Mapping[str, str]],
     base: ImageBase,
     files: Callable[[LockedWheel], Path],
     layout: Layout,
@@ -152,8 +154,8 @@ def assemble(
 ) -> tuple[Image, bool]:
     """Write the layers that ``layout`` lacks, and the image. Returns the image and whether it was built; it is not tagged.
 
-    ``context`` and ``dockerfile`` are from :func:`sm120kit.images.context.describe`. ``files`` gives the file of a wheel,
-    verified against its lock; it is called, by several threads, only for wheels that are read.
+    ``context`` and ``described``, its settings and programs, are from :func:`sm120kit.images.context.describe`. ``files`` gives
+    the file of a wheel, verified against its lock; it is called, by several threads, only for wheels that are read.
 
     Raises:
         BadInput, NotTrusted: a wheel is damaged or hostile.
@@ -169,7 +171,7 @@ def assemble(
         with disk_errors(target):
             target.mkdir(parents=True, exist_ok=True)
             write_record(target / "context.json", context)
-            image = _assemble(context, dockerfile, base, files, layout, workspace)
+            image = _assemble(context, described, base, files, layout, workspace)
             write_record(target / "image.json", image)
     return image, True
 
@@ -210,21 +212,18 @@ def _recorded(record: Path, layout: Layout) -> Image | None:
 
 def _assemble(
     context: ImageContext,
-    dockerfile: tuple[str, Mapping[str, str]],
+    described: tuple[Mapping[str, Any], Mapping[str, str]],
     base: ImageBase,
     files: Callable[[LockedWheel], Path],
     layout: Layout,
     workspace: Workspace,
 ) -> Image:
-    text, scripts = dockerfile
-    settings = image_settings(text, base.config.get("config") or {})
-    labels: dict[str, str] = settings.get("Labels", {})
-    settings["Labels"] = labels | context.labels
+    of_setup, scripts = described
+    settings = _settings(of_setup, context.labels, base.config.get("config") or {})
     with compiler(base.python, workspace.cache / "bytecode.sqlite") as bytecode:
         every = (*context.locked, *(built.wheel for built in context.ours))
         contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in every}
-        epoch = int(context.arguments.get("SOURCE_DATE_EPOCH", archives.SOURCE_DATE_EPOCH))
-        inputs = _Inputs(context, base, bytecode.python, epoch, files, contents)
+        inputs = _Inputs(context, base, bytecode.python, context.epoch, files, contents)
         planned = list(_plan(inputs, scripts))
         layers = _write(planned, inputs, bytecode, layout, workspace)
     descriptions = [layer.description for layer in planned]
@@ -248,7 +247,7 @@ def _assemble(
         kernels = _written(record, layout)
         if kernels is None:
             with layout.writer() as blob:
-                layer = LayerWriter(blob, epoch)
+                layer = LayerWriter(blob, context.epoch)
                 b12x.write_kernels(layer, manifest.digest, workspace)
                 kernels = layer.finish()
             write_record(record, kernels)
@@ -257,6 +256,20 @@ def _assemble(
         without, manifest = manifest, add_image()
         layout.remove(without.digest)
     return layout.image(manifest.digest)
+
+
+def _settings(of_setup: Mapping[str, Any], labels: Mapping[str, str], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``config`` of an image. A start command of the base belongs to another program."""
+    env = dict(entry.split("=", 1) for entry in base.get("Env") or ())
+    env["PATH"] = f"/{VENV}/bin:{env.get('PATH') or _PATH}"
+    env |= dict(entry.split("=", 1) for entry in of_setup["Env"])
+    inherited = {key: value for key, value in base.items() if value and key not in ("Cmd", "Entrypoint")}
+    return {
+        **inherited,
+        **of_setup,
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "Labels": {**(base.get("Labels") or {}), **labels},
+    }
 
 
 def _contents(
@@ -290,16 +303,12 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
     without |= {wheel: without[wheel] | paths for wheel, paths in absent.items()}
     for group in groups:
         yield _wheel_layer(inputs, group, without)
-    if "engine/cuda_home.sh" in scripts:
+    if scripts:  # of an engine, which compiles kernels
         yield _cuda_layer(inputs, of_nvidia, frozenset().union(*absent.values()))
     for built in context.ours:
         yield from _our_layers(inputs, built, without)
     files = {f"etc/{name}": inputs.base.accounts[name] + added for name, added in _USER.items()}
-    files |= {
-        f"opt/sm120kit/{name.removeprefix('engine/')}": text
-        for name, text in scripts.items()
-        if name.startswith("engine/") and not name.endswith(".sh")
-    }
+    files |= {f"opt/sm120kit/{name}": text for name, text in scripts.items()}
     yield inputs.layer("user", ["user", files], 0, lambda layer, _: _write_user(layer, files))
 
 

@@ -37,8 +37,8 @@ from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 if TYPE_CHECKING:
     from sm120kit.images.layers import LayerWriter
 
-PROGRAM, REQUEST = "engine/b12x/compile.py", "engine/b12x/request.json"
-"""Files of a build context: the program, and the recipe's table."""
+PROGRAM, REQUEST = "b12x/compile.py", "b12x/request.json"
+"""Programs of an image, below ``/opt/sm120kit``: the program, and the recipe's table."""
 
 DIRECTORY = "opt/sm120kit/b12x"
 """Where an image has both, the entries, and ``kernels.json`` with the call, sha256 and launches of each."""
@@ -191,7 +191,7 @@ def tiles(target: EngineTarget, *, patched: bool) -> tuple[TileFacts, ...]:
     """
     assert target.recipe.b12x is not None
     workspace, name = target.options.workspace, target.recipe.name
-    program, request = data_root() / "dockerfiles" / PROGRAM, target.recipe.b12x.model_dump(mode="json")
+    program, request = data_root() / "image_programs" / PROGRAM, target.recipe.b12x.model_dump(mode="json")
     sources = [program.read_text(), Path(__file__).read_text()]
     series = [file for source in _sources(target, patched) for file in source.files.items() if f"/{NAME}/" in file[0]]
     key = digest_of(["b12x", request, sources, parser_options.TORCH, series, *_locked(target)])

@@ -25,7 +25,7 @@ from sm120kit.core.record_files import read_record
 from sm120kit.core.temporary import is_owned
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import base
-from sm120kit.images.context import INSTALLER, LABEL
+from sm120kit.images.context import LABEL
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import ImageContext
 from sm120kit.patches import checkout, index_file
@@ -182,8 +182,7 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
         recipes=frozenset(names),
         checkouts=frozenset(sources.checkout_name(pin) for pin in pins),
         downloads=frozenset(
-            {INSTALLER.sha256}
-            | {pin.sha256 for pin in pins if not isinstance(pin, GitPin)}
+            {pin.sha256 for pin in pins if not isinstance(pin, GitPin)}
             | wheels
             | _packages()
             | {wheel.sha256 for context in images.values() for wheel in context.locked}

@@ -1,4 +1,4 @@
-"""The CUDA home of an engine's image: links to NVIDIA's wheels and a stub of the driver, as dockerfiles/engine/cuda_home.sh."""
+"""The CUDA home of an engine's image: links to NVIDIA's wheels and a stub of the driver."""
 
 from __future__ import annotations
 

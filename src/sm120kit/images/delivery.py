@@ -1,24 +1,22 @@
-"""Deliver wheels as an image: what it needs, its build context, the image; the stages after :mod:`sm120kit.wheels`."""
+"""Deliver wheels as an image: what it needs, its inputs, the image; the stages after :mod:`sm120kit.wheels`."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit import recipes, sources
-from sm120kit.core import reporting
+from sm120kit.core import archives
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import require_disk
-from sm120kit.core.errors import BadInput, BadRecord, DaemonUnreachable, NotFound, RequirementMissing
+from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissing
 from sm120kit.core.record_files import read_record
 from sm120kit.images import assembly
 from sm120kit.images import base as base_layers
 from sm120kit.images import context as contexts
-from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
 from sm120kit.images.records import Image, ImageContext
 from sm120kit.recipes import arguments, bases
@@ -34,38 +32,13 @@ _COMPILER_BYTES = 3 * 2**30
 """For the compiler's wheels, packed and unpacked, and for source and wheel of FlashInfer."""
 
 
-class Builder(StrEnum):
-    """What writes the layers of an image: sm120kit, or a container daemon with the Dockerfiles."""
-
-    LAYERS = "layers"
-    DOCKER = "docker"
-
-
-@dataclass(frozen=True)
-class ImageRequest:
-    """How to build an image.
-
-    ``base`` is a base of ``recipes/bases/``, or an image by digest or local id; by default that of the engine's recipe. The
-    default builder is ``layers``, for a local id ``docker``. ``network`` is the network of its build steps, which fetch
-    nothing; with ``context_only``, only its build context is written.
-    """
-
-    base: str = ""
-    builder: Builder | None = None
-    network: str = "none"
-    context_only: bool = False
-
-
 @dataclass(frozen=True)
 class ImageBuild:
-    """A build context and its image; ``image`` is None if only the context was requested.
-
-    ``ran`` is false if the image was built before.
-    """
+    """The inputs of an image, and the image. ``ran`` is false if it was built before."""
 
     context: ImageContext
-    image: Image | None = None
-    ran: bool = False
+    image: Image
+    ran: bool
 
 
 def read_closure(path: Path) -> Closure:
@@ -85,14 +58,15 @@ def read_closure(path: Path) -> Closure:
     return closure
 
 
-def complete(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
-    """A request with its base and builder. Nothing is fetched.
+def complete(base: str, recipe: recipes.Recipe) -> str:
+    """The base that is requested, or that of the recipe. Nothing is fetched.
+
+    ``base`` is a base of ``recipes/bases/``, an image by digest or local id, or empty.
 
     Raises:
         NotFound: neither the recipe nor the request names a base, or it is a tag.
-        RequirementMissing: the builder does not compile the kernels of the recipe.
     """
-    base = request.base or recipe.base_image or recipe.base or ""
+    base = base or recipe.base_image or recipe.base or ""
     if not base:
         raise NotFound(
             f"no base: neither {recipe.name} nor --base names one",
@@ -101,52 +75,37 @@ def complete(request: ImageRequest, recipe: recipes.Recipe) -> ImageRequest:
         )
     if base not in bases.names():
         contexts.require_pinned(base)
-    is_local = base.startswith("sha256:")  # an id that only the daemon has
-    of_docker = is_local or request.context_only or request.network != ImageRequest.network
-    builder = request.builder or (Builder.DOCKER if of_docker else Builder.LAYERS)
-    if builder is Builder.DOCKER and recipe.b12x:
-        raise RequirementMissing(
-            f"{recipe.name} compiles kernels of b12x into its image, which only the builder {Builder.LAYERS} does",
-            "leave out --builder, --context-only and --network, and name a base by digest instead of a local id",
-        )
-    return replace(request, base=base, builder=builder)
+    return base
 
 
-def prepare(request: ImageRequest, recipe: recipes.Recipe, closure: Closure, options: Options) -> ImageRequest:
-    """Complete a request, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
+def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Options) -> str:
+    """Complete a base, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
 
-    Returns the request with a base and a builder. Base and wheels are fetched. For the builder ``layers``, the base is
-    assembled, programs can run in that for this machine, and there is disk space for the image; for ``docker``, the daemon has
-    the base, which is pulled if it is named by digest, unless only the context is requested.
+    Base and wheels are fetched, the base is assembled, programs can run in that for this machine, and there is disk space for
+    the image.
 
     Raises:
         NotFound: see :func:`complete`; or neither daemon nor registry has the base.
         Mismatch: the base is not locked for this machine.
-        RequirementMissing: this system does not permit to run the checks without a daemon.
-        DaemonUnreachable: no daemon responds.
-        RequirementMissing: the Docker SDK is not installed.
-        RequirementMissing: the image is for another machine and not built by ``layers`` on a base of ``recipes/bases/``, or an
-            image as base lacks what the wheels need, or see :func:`complete`.
+        RequirementMissing: this system does not permit to run the checks without a daemon; the image is for another machine
+            and not on a base of ``recipes/bases/``; or an image as base lacks what the wheels need.
+        DaemonUnreachable: the base is a local id, and no daemon responds.
         FetchFailed, ResourceUnavailable and others: base or wheels cannot be fetched or stored.
     """
-    request = complete(request, recipe)
-    base, builder = request.base, request.builder
+    base = complete(base, recipe)
     foreign = _machine(closure) != platform.machine()
-    if foreign and (builder is Builder.DOCKER or base not in bases.names()):
+    if foreign and base not in bases.names():
         raise RequirementMissing(
             f"{recipe.name} is for {_machine(closure)}, and this machine, {platform.machine()}, runs no program of its image",
-            f"--builder {Builder.LAYERS} with --base {'|'.join(bases.names())} runs none",
+            f"--base {'|'.join(bases.names())} runs none",
         )
     if foreign and recipe.b12x:
         raise RequirementMissing(
             f"{recipe.name} compiles kernels of b12x in its image; this machine, {platform.machine()}, runs no program of it",
             f"build it on a machine for {_machine(closure)}",
         )
-    if builder is Builder.LAYERS:
-        _prepare_layers(base, closure, options, recipe)
-    else:
-        base = _prepare_docker(base, request, options)
-    return replace(request, base=base)
+    _prepare_layers(base, closure, options, recipe)
+    return base
 
 
 def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
@@ -168,7 +127,7 @@ def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recip
     listed = contexts.listed_wheels(wheels)
     if any(image.labels[contexts.WHEELS] == listed for image, _ in store.images(contexts.WHEELS)):
         return  # their layers were written before
-    context = ImageContext(workspace.root, "", "", base, "", {}, labels, None, wheels, (), Builder.LAYERS)
+    context = ImageContext("", "", base, "", archives.SOURCE_DATE_EPOCH, labels, wheels, ())
     with _opened_base(base, _machine(closure), options) as (image_base, _):
         needed = assembly.required_bytes(
             context, image_base, lambda wheel: workspace.downloads / wheel.sha256 / wheel.filename, store.layout, workspace
@@ -190,29 +149,6 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     return int(base_layers.BYTES_PER_PACKED * packages + (1 + 2 * _UNPACKED_RATIO) * wheels) + (compiler if wheels else 0)
 
 
-def _prepare_docker(base: str, request: ImageRequest, options: Options) -> str:
-    """The base as an image that the daemon has, by id or digest; with ``context_only``, no daemon is contacted."""
-    from sm120kit.images import loading
-
-    try:
-        daemon = None if request.context_only else Daemon()
-    except DaemonUnreachable as error:
-        raise DaemonUnreachable(
-            error.message,
-            "start it, or set DOCKER_HOST to its socket; --builder layers needs none; --context-only writes the build context",
-        ) from error
-    if base in bases.names():
-        machine = platform.machine()
-        layout, manifest = (
-            LocalImages(options.workspace).layout,
-            base_layers.debian_image(base, machine, options)[1].partition("@")[2],
-        )
-        return loading.load(layout, manifest, daemon).id if daemon else layout.image(manifest).id
-    if daemon:
-        contexts.require_base(base, daemon, reporting.info)
-    return base
-
-
 def _machine(closure: Closure) -> str:
     """The machine of a closure's wheels: ``x86_64``, ``aarch64``."""
     return next((machine for machine in ARCHITECTURES if closure.platform.endswith(f"_{machine}")), platform.machine())
@@ -231,15 +167,14 @@ def _opened_base(name: str, machine: str, options: Options) -> Iterator[tuple[as
         yield base, name
 
 
-def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest, options: Options) -> ImageBuild:
-    """Build an image of a FlashInfer wheel with the wheels of ``closure``; ``request`` is from :func:`prepare`.
-
-    No daemon is needed until the build context is complete.
+def flashinfer_image(build: WheelBuild, closure: Closure, base: str, options: Options) -> ImageBuild:
+    """Write the image of a FlashInfer wheel with the wheels of ``closure``; ``base`` is from :func:`prepare`.
 
     Raises:
         NotFound: the base does not exist.
-        DaemonUnreachable: no daemon responds; wheel and context are kept.
+        BadInput, NotTrusted: a wheel is damaged or hostile.
         CommandFailed: a step failed.
+        ResourceUnavailable, SystemRefused: the layers cannot be stored.
     """
     assert build.plan is not None
     setup = contexts.ImageSetup(
@@ -248,16 +183,16 @@ def flashinfer_image(build: WheelBuild, closure: Closure, request: ImageRequest,
         labels={"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python},
         env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in build.plan.archs)},
     )
-    return _build(setup, build.wheels, closure, request, options)
+    return _assemble(setup, build.wheels, closure, base, options)
 
 
-def engine_image(build: EngineBuild, request: ImageRequest, options: Options) -> ImageBuild:
+def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
     """Build the image of an engine from the wheels of ``build`` and the official wheels of its lockfile.
 
     See :func:`flashinfer_image`.
     """
     setup = engine_setup(build.recipe, build.build_id, build.closure)
-    return _build(setup, build.wheels, build.closure, request, options)
+    return _assemble(setup, build.wheels, build.closure, base, options)
 
 
 def engine_setup(recipe: recipes.EngineRecipe, build_id: str, closure: Closure) -> contexts.ImageSetup:
@@ -286,33 +221,17 @@ def _overridden(recipe: recipes.EngineRecipe) -> dict[str, str]:
     return {f"{contexts.LABEL}overridden": text} if text else {}
 
 
-def _build(
-    setup: contexts.ImageSetup, ours: Mapping[Path, str], closure: Closure, request: ImageRequest, options: Options
-) -> ImageBuild:
-    """Build an image of our wheels and those of a closure."""
-    if request.builder is Builder.LAYERS:
-        return _assemble(setup, ours, closure, request.base, options)
-    *locked, installer = sources.wheelhouse((*closure.wheels, contexts.INSTALLER), options.workspace, options.origin)
-    pairs = list(zip(closure.wheels, locked, strict=True))
-    context = contexts.make_context(setup, request.base, ours, pairs, installer, options.workspace)
-    reporting.info(f"the build context is complete: {context.directory}")
-    if request.context_only:
-        return ImageBuild(context)
-    image, ran = contexts.build(context, Daemon(), options.workspace, network=request.network, report=reporting.info)
-    return ImageBuild(context, image, ran)
-
-
 def _assemble(
     setup: contexts.ImageSetup, ours: Mapping[Path, str], closure: Closure, base_name: str, options: Options
 ) -> ImageBuild:
     """Write the layers of an image in the state directory, without a daemon."""
     workspace = options.workspace
     with _opened_base(base_name, _machine(closure), options) as (base, reference):
-        context, text, scripts = contexts.describe(setup, reference, ours, closure.wheels, workspace)
+        context, *described = contexts.describe(setup, reference, ours, closure.wheels, workspace)
         ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
         files = assembly.wheel_files(
             ours_by_wheel, closure.wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin)
         )
         layout = LocalImages(workspace).layout
-        image, ran = assembly.assemble(context, (text, scripts), base, files, layout, workspace)
+        image, ran = assembly.assemble(context, (described[0], described[1]), base, files, layout, workspace)
     return ImageBuild(context, image, ran)

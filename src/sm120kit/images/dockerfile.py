@@ -1,118 +1,99 @@
-"""Settings of the last stage of a Dockerfile, as the config of an image: the same with and without a builder that runs it.
+"""Write an image as the context of ``docker build``: its layers, and a Dockerfile that adds them and repeats its settings.
 
-Instructions and their effects: https://docs.docker.com/reference/dockerfile/. Instructions that make files are skipped.
+The files are those of the image, for builders and pipelines that take nothing but a Dockerfile. Instructions:
+https://docs.docker.com/reference/dockerfile/.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from sm120kit.core.errors import CommandFailed
-from sm120kit.core.outside import parse_json
+from sm120kit.core.errors import BadInput, SystemRefused
+from sm120kit.core.temporary import publish_directory
+from sm120kit.images.loading import link_blob, verify
+from sm120kit.images.oci import Layout
+from sm120kit.images.records import start_settings
+from sm120kit.images.rootfs import WHITEOUT
 
-_NANOSECONDS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_SKIPPED = {"ADD", "ARG", "COPY", "RUN", "STOPSIGNAL", "SHELL"}
+_HINT = "sm120kit image export IMAGE FILE.tar writes it for docker load"
+_TEXTS = {"StopSignal": "STOPSIGNAL", "WorkingDir": "WORKDIR", "User": "USER"}
+_COMMANDS = {"Shell": "SHELL", "Entrypoint": "ENTRYPOINT", "Cmd": "CMD"}
+_LISTS = {"ExposedPorts": "EXPOSE", "Volumes": "VOLUME"}
+_DURATIONS = {"Interval": "interval", "Timeout": "timeout", "StartPeriod": "start-period"}
 
 
-def image_settings(text: str, base: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``config`` of an image built from a Dockerfile on a base with the config ``base``.
+def export_dockerfile(layout: Layout, manifest: str, path: Path) -> None:
+    """Write a new directory with a ``Dockerfile`` and a tar archive for each layer.
+
+    Archives are hard links to the blobs of ``layout`` where the file system permits: they must not be changed.
 
     Raises:
-        CommandFailed: an instruction has a form that this function does not support.
+        BadInput: a layer removes files of those below it, or a setting has a form that a Dockerfile cannot have.
+        Mismatch: a blob of the layout differs from its digest. Nothing was written.
+        SystemRefused: the directory exists, or cannot be written.
+        ResourceUnavailable: the file system is full.
     """
-    config: dict[str, Any] = {key: value for key, value in base.items() if value}
-    of_stage: set[str] = set()
-    for instruction, rest in _instructions(text):
-        if instruction == "FROM":
-            config, of_stage = {key: value for key, value in base.items() if value}, set()
-        elif instruction in _APPLY:
-            try:
-                _APPLY[instruction](config, rest)
-            except (ValueError, KeyError, TypeError) as error:
-                raise CommandFailed(f"{instruction} {rest}: {error}", "only the JSON form of commands is supported") from error
-            of_stage.add(instruction)
-            if instruction == "ENTRYPOINT" and "CMD" not in of_stage:
-                config.pop("Cmd", None)  # that of the base belongs to another program
-        elif instruction not in _SKIPPED:
-            raise CommandFailed(f"the instruction {instruction} is not supported without Docker", "use --builder docker")
-    return config
+    if path.exists():
+        raise SystemRefused(f"{path} exists", "name a directory that does not exist yet")
+    verify(layout, manifest)
+    layers = [layer for layer in layout.layers(manifest) if _has_files(layout.path(layer.digest))]
+    names = {f"{number:02}.tar": layer for number, layer in enumerate(layers)}
+    config = layout.config(manifest)
+    platform = f"# docker build --platform {config['os']}/{config['architecture']} .\n"
+    added = "".join(f"ADD {name} /\n" for name in names)
+    settings = "".join(f"{line}\n" for line in _instructions(start_settings(config.get("config") or {})))
+    with publish_directory(path) as directory:
+        for name, layer in names.items():
+            link_blob(layout, layer, directory / name)
+        (directory / "Dockerfile").write_text(f"{platform}FROM scratch\n{added}{settings}")
 
 
-def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    for line in re.sub(r"\\[ \t]*\n", "", "\n".join(lines)).splitlines():
-        instruction, _, rest = line.strip().partition(" ")
-        yield instruction.upper(), rest.strip()
+def _has_files(layer: Path) -> bool:
+    """Whether a layer has entries; ``ADD`` copies an archive without any as a file.
+
+    Raises:
+        BadInput: it removes files.
+    """
+    with tarfile.open(layer) as archive:
+        names = archive.getnames()
+    if removed := next((name for name in names if Path(name).name.startswith(WHITEOUT)), None):
+        raise BadInput(f"{layer} removes a file of a lower layer ({removed}), which ADD cannot", _HINT)
+    return bool(names)
 
 
-def _env(config: dict[str, Any], rest: str) -> None:
-    variables = dict(entry.split("=", 1) for entry in config.get("Env") or ())
-    assignments = re.findall(r'([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?=\s|$)', rest)
-    if [f"{name}={value}" for name, value in assignments] != re.findall(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+', rest):
-        raise ValueError('not of the form NAME=value or NAME="value"')
-    before = dict(variables)
-    for name, value in assignments:
-        variables[name] = _expand(value[1:-1] if value.startswith('"') else value, before)
-    config["Env"] = [f"{name}={value}" for name, value in variables.items()]
+def _instructions(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The instructions for the settings of an image, by their names in Docker's API."""
+    for name, value in sorted(settings.get("Labels", {}).items()):
+        yield f"LABEL {_quoted(name)}={_quoted(value)}"
+    for entry in settings.get("Env", ()):
+        name, _, value = entry.partition("=")
+        yield f"ENV {name}={_quoted(value)}"
+    yield from (f"{_LISTS[key]} {' '.join(_quoted(each)[1:-1] for each in settings[key])}" for key in _LISTS.keys() & settings)
+    yield from (f"{_TEXTS[key]} {_quoted(settings[key])[1:-1]}" for key in _TEXTS if key in settings)
+    yield from (f"{_COMMANDS[key]} {json.dumps(settings[key])}" for key in _COMMANDS if key in settings)
+    if "Healthcheck" in settings:
+        yield _health_check(settings["Healthcheck"])
 
 
-def _expand(value: str, variables: Mapping[str, str]) -> str:
-    """Replace ``${NAME}`` and ``$NAME``; a backslash makes the next character literal."""
-
-    def replaced(match: re.Match[str]) -> str:
-        return match[1] if match[1] else variables.get(match[2] or match[3], "")
-
-    return re.sub(r"\\(.)|\$\{(\w+)\}|\$(\w+)", replaced, value, flags=re.DOTALL)
-
-
-def _healthcheck(config: dict[str, Any], rest: str) -> None:
-    if rest.upper() == "NONE":
-        config["Healthcheck"] = {"Test": ["NONE"]}
-        return
-    options, command = _groups(r"((?:--\S+\s+)*)CMD\s+(\[.*\])", rest)
-    check: dict[str, Any] = {"Test": ["CMD", *parse_json(command)]}
-    for name, value in re.findall(r"--([a-z-]+)=(\S+)", options):
-        key = "".join(word.capitalize() for word in name.split("-"))
-        check[key] = int(value) if name == "retries" else _duration(value)
-    config["Healthcheck"] = check
+def _health_check(check: Mapping[str, Any]) -> str:
+    form, *command = check["Test"]
+    if form == "NONE":
+        return "HEALTHCHECK NONE"
+    options = [f"--{option}={check[key] // 10**6}ms" for key, option in _DURATIONS.items() if check.get(key)]
+    options += [f"--retries={check['Retries']}"] if check.get("Retries") else []
+    return " ".join(["HEALTHCHECK", *options, "CMD", json.dumps(command) if form == "CMD" else command[0]])
 
 
-def _duration(text: str) -> int:
-    number, unit = _groups(r"(\d+)(ms|s|m|h)", text)
-    return int(number) * _NANOSECONDS[unit]
+def _quoted(value: str) -> str:
+    """A value in double quotes that the builder does not expand.
 
-
-def _groups(pattern: str, text: str) -> tuple[str, ...]:
-    match = re.fullmatch(pattern, text, re.DOTALL)
-    if match is None:
-        raise ValueError(f"{text!r} is not of a form that is supported")
-    return match.groups()
-
-
-def _command(key: str) -> Callable[[dict[str, Any], str], None]:
-    def apply(config: dict[str, Any], rest: str) -> None:
-        command = parse_json(rest)
-        if not isinstance(command, list):
-            raise ValueError("not a JSON array")
-        config[key] = command
-
-    return apply
-
-
-def _text(key: str) -> Callable[[dict[str, Any], str], None]:
-    def apply(config: dict[str, Any], rest: str) -> None:
-        config[key] = rest
-
-    return apply
-
-
-_APPLY: dict[str, Callable[[dict[str, Any], str], None]] = {
-    "ENV": _env,
-    "HEALTHCHECK": _healthcheck,
-    "CMD": _command("Cmd"),
-    "ENTRYPOINT": _command("Entrypoint"),
-    "USER": _text("User"),
-    "WORKDIR": _text("WorkingDir"),
-}
+    Raises:
+        BadInput: it has a line break or another control character.
+    """
+    if any(ord(character) < 32 for character in value):
+        raise BadInput(f"a Dockerfile cannot have the setting {value[:80]!r}", _HINT)
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'

@@ -203,7 +203,7 @@ def stream(layout: Layout, manifest: str, file: IO[bytes]) -> None:
     Raises:
         Mismatch: a blob of the layout differs from its digest. Nothing was written.
     """
-    _verify(layout, manifest)
+    verify(layout, manifest)
     pieces = archive(layout, manifest, _references(layout, manifest))
     with reporting.task("writing the archive", _size(layout, manifest), transfer=True) as advance:
         for piece in _counted(pieces, advance):
@@ -213,12 +213,17 @@ def stream(layout: Layout, manifest: str, file: IO[bytes]) -> None:
 def _export_directory(layout: Layout, manifest: str, path: Path) -> None:
     if path.exists():
         raise SystemRefused(f"{path} exists", "name a directory that does not exist yet, or a file that ends in .tar")
-    _verify(layout, manifest)
+    verify(layout, manifest)
     with publish_directory(path) as directory:
         _link(layout, manifest, _references(layout, manifest), directory)
 
 
-def _verify(layout: Layout, manifest: str) -> None:
+def verify(layout: Layout, manifest: str) -> None:
+    """Compare the blobs of an image with their digests.
+
+    Raises:
+        Mismatch: one differs.
+    """
     with reporting.step("verifying the layers of the image"):
         layout.verify(manifest)
 
@@ -250,13 +255,17 @@ def archive(layout: Layout, manifest: str, references: Iterable[str], without: I
 def _link(layout: Layout, manifest: str, references: Iterable[str], directory: Path) -> None:
     (directory / "blobs" / "sha256").mkdir(parents=True)
     for blob in _blobs(layout, manifest):
-        target = directory / _member(blob.digest)
-        try:
-            os.link(layout.path(blob.digest), target)
-        except OSError:  # another file system, or one without hard links
-            shutil.copyfile(layout.path(blob.digest), target)
+        link_blob(layout, blob, directory / _member(blob.digest))
     for name, content in _documents(layout, manifest, references).items():
         (directory / name).write_bytes(content)
+
+
+def link_blob(layout: Layout, blob: Descriptor, target: Path) -> None:
+    """Write a blob to ``target``: a hard link, or on another file system, or one without hard links, a copy."""
+    try:
+        os.link(layout.path(blob.digest), target)
+    except OSError:
+        shutil.copyfile(layout.path(blob.digest), target)
 
 
 def _documents(layout: Layout, manifest: str, references: Iterable[str]) -> dict[str, bytes]:

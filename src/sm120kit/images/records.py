@@ -24,24 +24,20 @@ class BuiltWheel:
 
 @dataclass(frozen=True)
 class ImageContext:
-    """A complete build context. ``digest`` covers all inputs (files, arguments and labels) and identifies the image.
+    """All inputs of an image, which ``digest`` covers and identifies it by.
 
-    ``kind`` names the Dockerfile and the suite of checks; ``reference`` is the name and tag that the image gets once verified.
-    The wheels ``locked`` and ``ours`` are installed by ``installer``, which is not installed itself. ``builder`` is ``docker``,
-    or ``layers`` for an image that :mod:`sm120kit.images.assembly` writes: that has neither a ``directory`` nor an installer.
+    ``kind`` names the suite of checks; ``reference`` is the name and tag that the image gets once verified. ``epoch`` is the
+    time of its files, in seconds since 1970.
     """
 
-    directory: Path
     digest: str
     kind: str
     base: str
     reference: str
-    arguments: dict[str, str]
+    epoch: int
     labels: dict[str, str]
-    installer: LockedWheel | None
     locked: tuple[LockedWheel, ...]
     ours: tuple[BuiltWheel, ...]
-    builder: str = "docker"
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,8 @@ class Image:
     """An image in a daemon.
 
     ``id`` is assigned by the daemon and differs between kinds of daemons. ``content`` is the sha256 of the unpacked layers,
-    empty ones excluded, and of the settings with which a container starts: equal in every daemon and registry and with either
-    builder. ``bytes`` is the unpacked size.
+    empty ones excluded, and of the settings with which a container starts: equal in every daemon and registry. ``bytes`` is the
+    unpacked size.
     """
 
     id: str

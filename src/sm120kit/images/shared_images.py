@@ -1,6 +1,6 @@
 """Verified images in a cache that several machines share (``--cache``).
 
-The entry of an image is its record of publishing, by the inputs of its build: lockfile, base, kernel group, Dockerfile. The
+The entry of an image is its record of publishing, by the inputs of its build: lockfile, base, kernel group, settings. The
 image itself is in the same repository, and is pulled as `sm120kit pull` does: by the digest in the record, with the content
 that it states.
 """
@@ -76,29 +76,24 @@ def push(key: str, image: VerifiedImage, remote: RemoteCache, workspace: Workspa
         remote.push(key, scratch)
 
 
-def shared_key(target: EngineTarget, build: BuildRequest, request: delivery.ImageRequest) -> str:
+def shared_key(target: EngineTarget, build: BuildRequest, base: str) -> str:
     """The key of an engine's image in a remote cache: its inputs; empty if others than these decide it.
 
-    The builder ``docker`` is not shared, nor are images with local patches or on a base that only a local daemon has.
+    Images with local patches or on a base that only a local daemon has are not shared.
 
     Raises:
-        NotFound, RequirementMissing: see :func:`sm120kit.images.delivery.complete`.
+        NotFound: see :func:`sm120kit.images.delivery.complete`.
     """
-    recipe, request = target.recipe, delivery.complete(request, target.recipe)
-    base = request.base
-    if (
-        target.local_patches
-        or request.builder is delivery.Builder.DOCKER
-        or base.startswith("sha256:")
-        or os.environ.get("CUDA_HOME")
-    ):
+    recipe, base = target.recipe, delivery.complete(base, target.recipe)
+    if target.local_patches or base.startswith("sha256:") or os.environ.get("CUDA_HOME"):
         return ""
+    setup = delivery.engine_setup(recipe, target.build_id, target.closure)
     inputs = [
         target.build_id,
         build.group or recipe.kernels,
         build.from_source,
         bases.lock_id(base) if base in bases.names() else base,
-        contexts.programs(delivery.engine_setup(recipe, target.build_id, target.closure)),
+        [part(setup) for part in (contexts.settings, contexts.programs)],
         [os.environ.get("SOURCE_DATE_EPOCH", ""), toolchain.host_compiler()[1], PLAN_FORMAT],
     ]
     return f"image-{digest_of(inputs)}"

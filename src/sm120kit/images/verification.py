@@ -129,7 +129,6 @@ def expected(image: Image) -> checks.ExpectedImage:
         overridden=tuple(sorted(recipe.environment.overrides)) if recipe.delivers_image and recipe.environment else (),
         leave_out=contexts.patterns(exceptions, contexts.LEFT_OUT),
         wrong_record=contexts.patterns(exceptions, contexts.WRONG_RECORD),
-        linked=labels.get("builder") == "layers",
         imports=tuple(module for entry in recipe.leave_out for module in entry.imports),
         env=dict(recipe.env),
         serve=recipe.serve,

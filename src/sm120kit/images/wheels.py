@@ -1,7 +1,7 @@
 """Install wheels into layers: the files that ``pip install`` and ``compileall`` leave in a venv, straight into a tar file.
 
-The ``installer`` library reads the format of wheels. What pip adds has the form of pip 26.3, with which the Dockerfiles
-install: RECORD, INSTALLER, REQUESTED and the scripts of entry points.
+The ``installer`` library reads the format of wheels. What pip adds has the form of pip 26.3, with which
+the tests compare: RECORD, INSTALLER, REQUESTED and the scripts of entry points.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def winners(stages: Sequence[Sequence[LockedWheel]], contents: Mapping[LockedWhe
     """The wheel whose file an image has, for each path that several wheels install with different contents.
 
     Wheels of a later stage replace files of earlier ones. Within a stage pip, without dependencies, installs in reverse order
-    of names, and dockerfiles/tools/again.py has those installed once more that replace files of a wheel that they require.
+    of names, and then again those that replace files of a wheel that they require.
     """
     owners: dict[str, list[LockedWheel]] = {}
     for stage in stages:

@@ -29,7 +29,7 @@ from sm120kit.patches.series import (
     slug_problem,
 )
 
-_SEARCHED = ("docs", "tests", "src", "recipes", "dockerfiles", "ci", "patches")
+_SEARCHED = ("docs", "tests", "src", "recipes", "image_programs", "ci", "patches")
 """Directories whose files :func:`mentions` reads, and the files beside them."""
 
 _MAX_BYTES = 2**20

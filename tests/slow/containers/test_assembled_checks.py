@@ -36,7 +36,7 @@ def assemble(base_name: str, machine: str, directory: Path) -> tuple[Image, Work
         pytest.skip(error.message)
     wheels = small_flashinfer.wheels(workspace, directory)
     locked = dict(wheels.locked)
-    described, text, scripts = context.describe(
+    described, settings, programs = context.describe(
         small_flashinfer.SETUP,
         f"{base_name}@{image_base.diff_ids[0]}",
         {wheels.ours: file_sha256(wheels.ours)},
@@ -44,7 +44,7 @@ def assemble(base_name: str, machine: str, directory: Path) -> tuple[Image, Work
         workspace,
     )
     files = locked | {described.ours[0].wheel: wheels.ours}
-    image, _ = assembly.assemble(described, (text, scripts), image_base, files.__getitem__, layout, workspace)
+    image, _ = assembly.assemble(described, (settings, programs), image_base, files.__getitem__, layout, workspace)
     return image, workspace
 
 

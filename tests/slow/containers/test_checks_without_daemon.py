@@ -1,12 +1,13 @@
 """The checks of a small image have the same results with a container daemon and without.
 
-The image has Debian's Python, a few real wheels, and a FlashInfer without modules; a daemon builds it.
+The image has Debian's Python, a few real wheels, and a FlashInfer without modules.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,6 +23,7 @@ from small_image import ImageHost, import_base, tampered
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
+from sm120kit.images import assembly, existing_base, loading
 from sm120kit.images import context as contexts
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
@@ -51,13 +53,19 @@ def image(host: ImageHost, debian: Path, tmp_path_factory: pytest.TempPathFactor
     wheels = small_flashinfer.wheels(workspace, tmp_path_factory.mktemp("wheels"))
     base = import_base(host, debian)
     setup = small_flashinfer.SETUP
-    context = contexts.make_context(
-        setup, base, {wheels.ours: file_sha256(wheels.ours)}, wheels.locked, wheels.installer, workspace
-    )
+    locked, store = dict(wheels.locked), LocalImages(workspace)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", host.socket)
-        built, _ = contexts.build(context, Daemon(), workspace, network="none", report=print)
-    return built.id
+        context, settings, programs = contexts.describe(
+            setup, base, {wheels.ours: file_sha256(wheels.ours)}, [*locked], workspace
+        )
+        files = locked | {context.ours[0].wheel: wheels.ours}
+        with existing_base.image_base(existing_base.fetch(base, store.layout), store) as image_base:
+            described = (settings, programs)
+            built, _ = assembly.assemble(context, described, image_base, files.__getitem__, store.layout, workspace)
+        loaded = loading.load(store.layout, loading.manifest_digest(store.layout, built.id), Daemon())
+    shutil.rmtree(store.layout.directory)  # only the daemon has it
+    return loaded.id
 
 
 def copy_to_layout(host: ImageHost, image: str, layout: Layout, scratch: Path) -> str:

@@ -21,6 +21,7 @@ from small_image import CLOSURE, ROOT, ImageHost
 
 from sm120kit.core import toolchain
 from sm120kit.core.digests import digest_of
+from sm120kit.core.errors import DaemonUnreachable
 from sm120kit.core.record_files import record_json
 from sm120kit.core.records import Arch
 
@@ -78,7 +79,8 @@ def engine(image_host: ImageHost, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="module")
 def engine_image(engine: ImageHost, base: str) -> str:
     """The id of the image."""
-    return engine.run("image", "vllm@0.0.1", "--base", base).stdout.strip()
+    built = engine.run("image", "vllm@0.0.1", "--base", base).stdout.strip()
+    return engine.run("image", "load", built).stdout.strip()
 
 
 def test_build_without_a_base_stops_before_the_wheel(engine: ImageHost) -> None:
@@ -90,14 +92,11 @@ def test_build_without_a_base_stops_before_the_wheel(engine: ImageHost) -> None:
     assert engine.run("build", "vllm@0.0.1", "--to", "pack").stdout.strip().endswith(".whl")
 
 
-def test_build_without_a_daemon_stops_before_the_wheel_or_with_the_context(engine: ImageHost, base: str) -> None:
-    absent = ImageHost(engine.state, engine.data, f"unix://{engine.directory}/absent", engine.directory)
+def test_build_on_a_base_by_id_without_a_daemon_stops_before_the_wheel(engine: ImageHost, base: str, tmp_path: Path) -> None:
+    absent = ImageHost(tmp_path / "state", engine.data, f"unix://{engine.directory}/absent", engine.directory)
     for command in ("build", "image"):
-        done = absent.run(command, "vllm@0.0.1", "--base", base, code=60)
-        assert "--builder layers needs none" in done.stderr and "is complete" not in done.stderr
-    done = absent.run("build", "vllm@0.0.1", "--base", base, "--context-only")
-    context = Path(done.stdout.strip())
-    assert (context / "Dockerfile").is_file() and f"is complete: {context}" in done.stderr
+        assert "DOCKER_HOST" in absent.run(command, "vllm@0.0.1", "--base", base, code=DaemonUnreachable.exit_code).stderr
+    assert not (tmp_path / "state" / "build").exists()
 
 
 @pytest.mark.parametrize(
@@ -105,8 +104,7 @@ def test_build_without_a_daemon_stops_before_the_wheel_or_with_the_context(engin
     [
         (("build", "vllm@0.0.1", "--base", "debian:12"), 61, "not given by digest"),
         (("build", "vllm@0.0.1", "--base", f"sha256:{'1' * 64}", "--to", "pack"), 2, "without --to"),
-        (("build", "flashinfer@0.6.6", "--context-only"), 2, "an engine's image"),
-        (("build", "vllm@0.0.1", "--builder", "layers", "--network", "host"), 2, "are for --builder docker"),
+        (("build", "flashinfer@0.6.6", "--base", "debian-12"), 2, "an engine's image"),
         (("image", "vllm@0.0.1", "--closure", CLOSURE), 2, "an engine's recipe and lock"),
         (("image", "flashinfer@0.6.6", "--kernels", "tiny"), 2, "needs --closure"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -15,10 +16,12 @@ from typing import Any
 import containers
 import pytest
 from layout_images import RECIPE, Host, add_image, killed
+from small_assembly import SmallImage
 
-from sm120kit.core.errors import AlreadyExists
+from sm120kit.core.errors import AlreadyExists, SystemRefused
 from sm120kit.images import loading
 from sm120kit.images.docker import Daemon
+from sm120kit.images.records import start_settings
 
 pytestmark = [
     pytest.mark.containers,
@@ -34,6 +37,25 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with containers.dockerd(Path(f"/tmp/sm120kit-loading-{os.getpid()}")) as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
         yield docker.DockerClient(base_url=daemon.socket)
+
+
+def saved(image: Any, directory: Path) -> Path:
+    """The archive of an image of the daemon."""
+    with (directory / "saved.tar").open("wb") as file:
+        file.writelines(image.save(chunk_size=2**20))
+    return directory / "saved.tar"
+
+
+def listed(layer: Path) -> dict[str, tuple[object, ...]]:
+    """The entries of a layer: type, mode, owner, group, time, target and sha256; a hard link as the file that it is."""
+    entries = {}
+    with tarfile.open(layer) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() or member.islnk() else None
+            digest = hashlib.sha256(content.read()).hexdigest() if content else member.linkname
+            kind = tarfile.REGTYPE if member.islnk() else member.type
+            entries[member.name.rstrip("/")] = (kind, member.mode & 0o7777, member.uid, member.gid, member.mtime, digest)
+    return entries
 
 
 def test_killed_publish_and_pull_are_completed_by_the_same_command(
@@ -55,6 +77,26 @@ def test_killed_publish_and_pull_are_completed_by_the_same_command(
     assert user.layout.images() == [(publisher.layout.images()[0][0], (name,))]
     user.run("pull", RECIPE)
     assert not any((user.layout.directory / "partial").iterdir())
+
+
+def test_dockerfile_gives_the_same_files_and_settings(client: Any, tmp_path: Path) -> None:
+    small = SmallImage(tmp_path)
+    image, _ = small.assemble()
+    host, context = Host(tmp_path, tmp_path / "state"), tmp_path / "context"
+    host.run("image", "export", image.id, context, "--dockerfile")
+    host.run("image", "export", image.id, context, "--dockerfile", code=SystemRefused.exit_code)  # it exists
+    built, _ = client.images.build(path=str(context), network_mode="none", rm=True)
+    manifest = small.layout.find(image.id)
+    assert manifest is not None
+    settings = start_settings(small.layout.config(manifest.digest)["config"])
+    assert start_settings(client.api.inspect_image(built.id)["Config"]) == settings
+    with tarfile.open(saved(built, tmp_path)) as archive:
+        (document,) = json.load(archive.extractfile("manifest.json") or io.BytesIO())
+        archive.extractall(tmp_path / "built")
+    theirs = {name: entry for layer in document["Layers"] for name, entry in listed(tmp_path / "built" / layer).items()}
+    ours = {name: entry for layer in image.layers for name, entry in listed(small.layout.path(layer)).items()}
+    assert {*ours} == {*theirs}
+    assert {name: (entry, theirs[name]) for name, entry in ours.items() if theirs[name] != entry} == {}
 
 
 def test_load_and_publish_and_pull(client: Any, publisher: Host, user: Host, address: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Kernels of b12x, compiled without a GPU by ``dockerfiles/engine/b12x/compile.py``: what b12x finds in its cache."""
+"""Kernels of b12x, compiled without a GPU by ``image_programs/b12x/compile.py``: what b12x finds in its cache."""
 
 from __future__ import annotations
 

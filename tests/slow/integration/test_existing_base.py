@@ -23,7 +23,6 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import delivery, existing_base, loading
-from sm120kit.images.delivery import ImageRequest
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local import LocalImages
@@ -118,9 +117,9 @@ def test_base_is_refused_before_anything_is_fetched(tmp_path: Path, registry: Re
     workspace = Workspace.open(tmp_path / "state")
     recipe = recipes.load("vllm-0.19.1")
     (locked,) = lockfile.read(data_root() / "recipes" / "engines" / f"{recipe.name}.lock.json").closures
-    request = ImageRequest(f"{registry.address}/bare@{digest}")
+    base = f"{registry.address}/bare@{digest}"
     with pytest.raises(RequirementMissing, match="the base has no Python 3 that works"):
-        delivery.prepare(request, recipe, locked, Options(workspace))
+        delivery.prepare(base, recipe, locked, Options(workspace))
     assert not workspace.downloads.exists()
 
 

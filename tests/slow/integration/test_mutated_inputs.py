@@ -54,7 +54,7 @@ from sm120kit.core.record_files import read_record, record_json
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import log_rules
-from sm120kit.images import base, dockerfile, index, remote_cache, rootfs, wheels
+from sm120kit.images import base, index, remote_cache, rootfs, wheels
 from sm120kit.images.bytecode import ImagePython
 from sm120kit.images.distribution import RegistryClient, session
 from sm120kit.images.distribution.compression import decompressed
@@ -508,10 +508,6 @@ ImportError: libcudart.so.13: cannot open shared object file: No such file or di
 \x1b[31mNCCL WARN Cuda failure 'peer access is not supported between these two devices'\x1b[0m
 Capturing CUDA graphs: 0%|          | 0/35 [00:00<?, ?it/s]
 """
-DOCKERFILE = (
-    b'FROM base AS a\nENV A="b c" \\\n  D=$A\nUSER 1000\nWORKDIR /x\n'
-    b'ENTRYPOINT ["a", "b"]\nHEALTHCHECK --interval=5s CMD ["x"]\n'
-)
 DIFF = b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
 CHANGE = b"Subject\n\ndiff --git a/x b/x\nindex 1..2 100644\n" + DIFF
 
@@ -572,9 +568,6 @@ PARSERS: dict[str, Parser] = {
         lambda: {"log": LOG}, mutation.of_bytes, lambda content, name, directory: log_rules.explain(io.BytesIO(content)), 4
     ),
     "PTX": Parser(lambda: {"ptx": PTX}, mutation.of_bytes, of_text(parse_code)),
-    "Dockerfile": Parser(
-        lambda: {"Dockerfile": DOCKERFILE}, mutation.of_bytes, of_text(lambda text: dockerfile.image_settings(text, {}))
-    ),
 }
 CODE = (".cubin", ".fatbin", ".so", ".o")
 

@@ -25,7 +25,6 @@ from sm120kit.images import checks
 from sm120kit.images.docker import Daemon
 from sm120kit.images.records import Check, CheckResult, ImageContext, VerifiedImage, image_name
 from sm120kit.images.verification import CLAIMS
-from sm120kit.sources.records import LockedWheel
 
 pytestmark = [
     pytest.mark.containers,
@@ -81,14 +80,12 @@ def publish(site: Site, context: str, repository: str, index: str) -> str:
     local, workspace = Daemon().find(image.id), Workspace.open(site.state)
     image.tag(*name.rsplit(":", 1))
     build = ImageContext(
-        directory=site.directory,
         digest=context,
         kind="vllm",
         base=f"debian@sha256:{'5' * 64}",
         reference=name,
-        arguments={},
+        epoch=315532800,
         labels=local.labels,
-        installer=LockedWheel("pip", "26.3", "pip.whl", "3" * 64),
         locked=(),
         ours=(),
     )

@@ -12,7 +12,7 @@ import pytest
 from sm120kit.core import process
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, delivery, shared_images
+from sm120kit.images import checks, shared_images
 from sm120kit.images.oci import Layout
 from sm120kit.images.records import VerifiedImage
 from sm120kit.images.remote_cache import CacheAccess, RegistryCache
@@ -28,7 +28,7 @@ def test_image_of_the_cache_is_pulled_instead_of_built(tmp_path: Path) -> None:
     builder = Workspace.open(tmp_path / "builder")
     target = targets.resolve("vllm-0.19.1", Options(builder))
     assert isinstance(target, EngineTarget)
-    key = shared_images.shared_key(target, BuildRequest(), delivery.ImageRequest())
+    key = shared_images.shared_key(target, BuildRequest(), "")
     manifest, name = layout_images.add_image(builder, (1, 2), more={"sm120kit.build-id": target.build_id})
     image = Layout(builder.root / "oci").image(manifest)
     verified = read_record(VerifiedImage, checks.record_path(builder, image))
@@ -42,6 +42,6 @@ def test_image_of_the_cache_is_pulled_instead_of_built(tmp_path: Path) -> None:
     assert "the cache has the image" in done.stderr and "signature not verified" in done.stderr
     assert not (tmp_path / "wheelhouse").exists() and not (state / "build").exists()
     assert not (state / "cache" / "toolchains").exists()
-    group = shared_images.shared_key(target, BuildRequest(group="quick"), delivery.ImageRequest())
-    docker = shared_images.shared_key(target, BuildRequest(), delivery.ImageRequest(builder=delivery.Builder.DOCKER))
-    assert group not in ("", key) and docker == ""
+    group = shared_images.shared_key(target, BuildRequest(group="quick"), "")
+    local = shared_images.shared_key(target, BuildRequest(), f"sha256:{'0' * 64}")
+    assert group not in ("", key) and local == ""

@@ -59,7 +59,7 @@ def statement(context: ImageContext, entry: PublishedImage, sbom_sha256: str) ->
                     "internalParameters": {
                         "kind": context.kind,
                         "context": context.digest,
-                        "arguments": context.arguments,
+                        "arguments": {"SOURCE_DATE_EPOCH": str(context.epoch)},
                         "wheels": origins,
                         **({"published": entry.published} if entry.published else {}),
                     },
@@ -100,7 +100,7 @@ def claims(payload: bytes, name: str) -> Claims:
 
 
 def _dependencies(context: ImageContext) -> Iterator[dict[str, Any]]:
-    """All inputs by digest: base, sources, patches in their order, wheels, and the installer."""
+    """All inputs by digest: base, sources, patches in their order, wheels."""
     yield _resource("base image", context.base.rpartition("sha256:")[2], purls.base_purl(context.base))
     for built in context.ours:
         pin = built.origin["pin"]
@@ -111,7 +111,7 @@ def _dependencies(context: ImageContext) -> Iterator[dict[str, Any]]:
         for patch in built.origin.get("local", ()):
             yield _resource(f"local patch {patch['project']}/{patch['slug']}", patch["sha256"])
     official = (wheel for built in context.ours for wheel in purls.official_wheel(built))
-    for wheel in (*context.locked, *official, *filter(None, [context.installer])):
+    for wheel in (*context.locked, *official):
         yield _resource(wheel.filename, wheel.sha256, purls.wheel_purl(wheel))
 
 

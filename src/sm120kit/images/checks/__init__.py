@@ -58,7 +58,7 @@ class ExpectedImage:
     ``all``; ``left_out`` distributions that are required by others and deliberately absent; ``overridden`` those whose version
     the recipe sets against the requirements of others; ``leave_out`` patterns of the files that are absent, by
     distribution, and ``imports`` the Python modules that must be importable without them; ``wrong_record`` patterns of
-    files of which RECORD has another hash, as in their official wheel; ``linked`` whether equal files of a wheel must be one.
+    files of which RECORD has another hash, as in their official wheel.
 
     For an engine: ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
     each configuration after ``serve``; ``served`` its environment, quantization, and the architecture of its model, which is
@@ -89,7 +89,6 @@ class ExpectedImage:
     leave_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     wrong_record: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    linked: bool = False
     env: dict[str, str] = field(default_factory=dict)
     serve: tuple[str, ...] = ()
     arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)

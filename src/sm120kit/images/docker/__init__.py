@@ -1,4 +1,4 @@
-"""The container daemon: images, containers, builds and registries. The only package that imports ``docker``."""
+"""The container daemon: images, containers and registries. The only package that imports ``docker``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Any
 from sm120kit.core.archives import ChunkReader
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing
 from sm120kit.core.outside import parse_json
-from sm120kit.images.docker import builders
 from sm120kit.images.docker.calls import daemon_call, registry_call, report_status, require_disk_space
 from sm120kit.images.docker.unpacking import unpack
-from sm120kit.images.records import ContainerResult, Image, ImageContext, image_content, start_settings
+from sm120kit.images.records import ContainerResult, Image, image_content, start_settings
 
 _TIMEOUT_SECONDS = 600
 
@@ -100,19 +99,6 @@ class Daemon:
         """The build commands in the history of an image, newest first."""
         with daemon_call(f"inspecting {reference}"):
             return tuple(step["CreatedBy"] for step in self._client.api.history(reference))
-
-    def build(self, context: ImageContext, network: str, report: Callable[[str], None]) -> str:
-        """Build the ``Dockerfile`` of a context and return the image's id.
-
-        BuildKit is used if the ``docker`` program supports it (buildx, or a version before 23), else the classic builder; both
-        produce the same content. Buildx attaches provenance and SBOM if the daemon can store them, that is with the containerd
-        image store. BuildKit cannot use a base by the id of a local image; such builds always use the classic builder.
-
-        Raises:
-            CommandFailed: a step failed.
-            DaemonUnreachable, ResourceUnavailable: see :func:`sm120kit.images.docker.calls.daemon_call`.
-        """
-        return builders.build(self._client, context, network, report)
 
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes], *, network: str = "none") -> ContainerResult:
         """Run a program in a new container of ``image`` in place of its entrypoint; ``files`` are copied below ``/tmp`` first.
