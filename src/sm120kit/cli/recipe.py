@@ -136,11 +136,21 @@ def lock(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; fail if a lockfile is outdated and list the differences.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Write nothing; fail if a lockfile is outdated, or a locked wheel is yanked, replaced or no longer listed.",
+        ),
     ] = False,
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Lock the newest wheels that fit instead of the versions in the lockfile.")
     ] = False,
+    upgrade_package: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--upgrade-package", metavar="NAME", help="Lock the newest wheel of this distribution that fits; repeatable."
+        ),
+    ] = None,
     *,
     sources: Sources,
     debian: DebianSources,
@@ -150,13 +160,21 @@ def lock(
 
     Of a base such as debian-12, the Debian packages are locked. Each lockfile is written next to its recipe or base.
     """
+    from packaging.utils import canonicalize_name
+
     from sm120kit import recipes
+    from sm120kit.core.errors import Mismatch
     from sm120kit.recipes import bases, lockfile
     from sm120kit.recipes.target import resolve, resolve_each
+    from sm120kit.sources.releases import Releases
+    from sm120kit.sources.withdrawn import Withdrawals
 
-    if check and upgrade:
-        raise typer.BadParameter("--check writes nothing, so --upgrade has no effect")
+    if check and (upgrade or upgrade_package):
+        raise typer.BadParameter("--check writes nothing, so --upgrade and --upgrade-package have no effect")
     options = sources.run_options(debian=debian)
+    renewed = {*map(canonicalize_name, upgrade_package or ())}
+    withdrawals = None if options.origin.offline else Withdrawals(Releases(options.workspace, options.origin))
+    withdrawn: list[str] = []
     ids = {}
     of_bases = [name for name in names or bases.names() if name in bases.names()]
     for name in of_bases:
@@ -173,12 +191,19 @@ def lock(
     for target in resolve_each(chosen, options) if check else (resolve(name, options) for name in chosen):
         if check:
             lock = target.lock
+            wheels = (wheel for closure in lock.closures for wheel in closure.wheels)
+            withdrawn += (f"{target.recipe.name}: {line}" for line in (withdrawals.of(wheels) if withdrawals else ()))
         else:
-            lock = lockfile.create(target, upgrade=upgrade)
+            lock = lockfile.create(target, upgrade=upgrade, renewed=renewed)
             console.info(f"wrote {target.lock_path}")
         recipe, build_id = str(lock.recipe["name"]), lockfile.build_id(lock)
         ids[recipe] = build_id
         if not json:
             console.data(f"{'ok' if check else 'locked'} {recipe}: build id {build_id}")
+    if withdrawn:
+        raise Mismatch(
+            "\n  ".join([f"the package index has withdrawn {len(withdrawn)} locked files:", *withdrawn]),
+            "lock another version: sm120kit recipe lock RECIPE --upgrade-package NAME",
+        )
     if json:
         console.json_data(ids)

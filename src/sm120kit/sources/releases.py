@@ -104,6 +104,17 @@ class Releases:
             reporting.warn(f"releases of {distribution} may be missing: {problem}")
         return sorted(listed.values(), key=lambda file: Version(file.version), reverse=True)
 
+    def every_wheel(self, distribution: str) -> list[index.ListedFile]:
+        """Every wheel of a distribution that is listed, also if it is yanked; none if no source lists the distribution.
+
+        Raises:
+            FetchFailed: a source cannot be read.
+        """
+        listed, problems = self._query(distribution, sdist=False)
+        if problems:
+            raise FetchFailed("; ".join(problems), "check the network, pip's settings, --index-url or --mirror")
+        return listed
+
     def _query(self, distribution: str, *, sdist: bool = True) -> tuple[list[index.ListedFile], list[str]]:
         from sm120kit.sources.client import connect
 

@@ -172,6 +172,25 @@ CHANGES: dict[str, tuple[Callable[[Site], object], str]] = {
 }
 
 
+@pytest.mark.parametrize("withdrawn", ["replaced", "removed"])
+def test_check_reports_withdrawn_wheels(locked: Site, withdrawn: str) -> None:
+    """The lockfile stays; with --offline nothing is compared; one distribution can be locked anew."""
+    before = locked.lock.read_bytes()
+    assert locked.wheels()["helper"] == "1.2"
+    (file,) = locked.mirror.glob("helper-1.2-*.whl")
+    file.unlink()
+    if withdrawn == "replaced":
+        make_wheel(locked.mirror, "helper", "1.2", requires=("other",))
+    stopped = locked.run("recipe", "lock", "--check", code=12)
+    assert file.name in stopped.stderr and "--upgrade-package" in stopped.stderr
+    locked.run("recipe", "lock", "--check", "--offline")
+    assert locked.lock.read_bytes() == before
+    file.unlink(missing_ok=True)
+    locked.run("recipe", "lock", "vllm@9.0", "--upgrade-package", "Helper")
+    assert locked.wheels()["helper"] == "1.0"
+    locked.run("recipe", "lock", "--check")
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_build_with_outdated_or_edited_lockfile_reports_differences(locked: Site, name: str) -> None:
     change, message = CHANGES[name]

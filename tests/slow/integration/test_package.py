@@ -192,6 +192,78 @@ def test_patched_tree_equals_that_of_checkout(installed: Path, downloads: Path, 
     assert trees[0] and trees[0] == trees[1]
 
 
+def install(clone: Path, site: Path) -> None:
+    """Install a clone as ``pip install`` does without ``-e``, in place of what is there."""
+    shutil.rmtree(site, ignore_errors=True)
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run([*argv, "--target", site, clone], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory, but what Python compiles."""
+    paths = (path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+WRITES = (
+    ["patch", "check", "--fix"],
+    ["patch", "drop", "cutlass/single-k-block-mainloop", "--offline"],
+    ["patch", "rename", "single-k-block-mainloop", "other"],
+    ["patch", "import", "absent.diff"],
+    ["patch", "export", "flashinfer@0.6.6", "--from", "absent"],
+    ["patch", "rebase", "flashinfer@0.6.6", "--onto", "flashinfer@0.7.2.post1", "--into", "new"],
+    ["recipe", "lock", "debian-12", "--offline"],
+    ["recipe", "lock", "flashinfer@0.6.6", "--offline"],
+    ["recipe", "new", "flashinfer@0.9.0", "--offline"],
+)
+
+
+def test_nothing_of_the_user_is_lost_by_an_upgrade(clone: Path, downloads: Path, tmp_path: Path) -> None:
+    """Install a clone, keep a patch in a repository of one's own, upgrade: the installation is never written to."""
+    site, mine, edited, work = (tmp_path / name for name in ("site-packages", "mine", "edited", "work"))
+    work.mkdir()
+    install(clone, site)
+    installed_files = contents(site)
+    sources = ["--mirror", downloads, "--offline"]
+
+    def sm120kit(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = run(site, work, "-m", "sm120kit", *arguments)
+        assert done.returncode == code, (arguments, done.stdout, done.stderr)
+        return done
+
+    for command in WRITES:
+        added = ["--mirror", downloads] if "--offline" in command else []
+        assert "sm120kit init" in sm120kit(*command, *added, code=42).stderr
+    assert contents(site) == installed_files and not (work / "new").exists()
+
+    sm120kit("init", mine)
+    sm120kit("-C", mine, "patch", "edit", "flashinfer@0.6.6", "--into", edited, *sources)
+    (edited / "setup.cfg").write_text("# mine\n")
+    git(edited, "add", "setup.cfg")
+    git(edited, "commit", "--quiet", "--message", "setup: own thing")
+    sm120kit("-C", mine, "patch", "export", "flashinfer@0.6.6", "--from", edited)
+    sm120kit("-C", mine, "recipe", "lock", "flashinfer@0.6.6", *sources)
+    sm120kit("-C", mine, "recipe", "lock", "--check", "flashinfer@0.6.6", *sources)
+    written = contents(mine)
+    assert {"patches/flashinfer/setup-own-thing.patch", "recipes/flashinfer-0.6.6.lock.json"} <= {*written}
+    assert contents(site) == installed_files
+
+    changed = clone / "patches/cutlass/single-k-block-mainloop.patch"
+    changed.write_bytes(changed.read_bytes().replace(b"\nDrop-When: ", b"\nDrop-When: released, or "))
+    install(clone, site)
+    assert contents(mine) == written and contents(site) != installed_files
+    checked = sm120kit("-C", mine, "recipe", "check", "flashinfer@0.6.6").stdout
+    assert checked.count("since it was locked") == 1 and "changed cutlass/single-k-block-mainloop" in checked
+    sm120kit("-C", mine, "recipe", "lock", "--check", "flashinfer@0.6.6", *sources, code=12)
+    sm120kit("-C", mine, "recipe", "lock", "flashinfer@0.6.6", *sources)
+    assert contents(mine).keys() == written.keys()
+
+    changed.write_text("garbage")
+    assert run(site, clone, "-m", "sm120kit", "patch", "check").returncode != 0, "in the clone, its own series is checked"
+    sm120kit("patch", "check")
+
+
 def test_version_without_metadata_is_unknown(tmp_path: Path) -> None:
     argv = [sys.executable, "-S", "-c", "import sm120kit; print(sm120kit.__version__)"]
     environment = {"PYTHONPATH": str(ROOT / "src")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from sm120kit.recipes.target import Target
 
 
-def create(target: Target, *, upgrade: bool = False) -> Lock:
+def create(target: Target, *, upgrade: bool = False, renewed: Collection[str] = ()) -> Lock:
     """Lock a recipe and write the lockfile beside it.
 
     The wheels of an existing lockfile stay while the recipe's environment is unchanged. When it changed, versions stay where
-    they satisfy it. With ``upgrade``, all wheels are resolved anew.
+    they satisfy it. With ``upgrade``, all wheels are resolved anew; of the distributions in ``renewed``, the newest versions
+    that fit are taken.
 
     Raises:
         SystemRefused: it is that of an installation.
@@ -39,8 +41,8 @@ def create(target: Target, *, upgrade: bool = False) -> Lock:
     previous = _read_if_valid(target.lock_path)
     closures = []
     for platform in recipe.environment.platforms if recipe.environment else ():
-        reused = None if upgrade else reusable_closure(previous, recipe, platform)
-        closures.append(reused or _resolve(target, platform, None if upgrade else previous))
+        reused = None if upgrade or renewed else reusable_closure(previous, recipe, platform)
+        closures.append(reused or _resolve(target, platform, None if upgrade else previous, renewed))
     lock = current_lock(target, closures)
     write_atomic(path, text(lock).encode())
     return lock
@@ -53,8 +55,8 @@ def _read_if_valid(path: Path) -> Lock | None:
         return None
 
 
-def _resolve(target: Target, platform: str, previous: Lock | None) -> Closure:
-    """Resolve the environment of a recipe for a platform, preferring the versions of a ``previous`` lock."""
+def _resolve(target: Target, platform: str, previous: Lock | None, renewed: Collection[str]) -> Closure:
+    """Resolve the environment of a recipe for a platform; prefer the versions of a ``previous`` lock, but for ``renewed``."""
     recipe, flashinfer, options = target.recipe, target.flashinfer.recipe, target.options
     assert recipe.environment is not None
     preferred = [closure.wheels for closure in previous.closures if closure.platform == platform] if previous else []
@@ -65,7 +67,7 @@ def _resolve(target: Target, platform: str, previous: Lock | None) -> Closure:
         overrides={name: table.version for name, table in recipe.environment.overrides.items()},
         constraints=tuple(constraints(recipe, flashinfer)),
         as_of=recipe.environment.as_of,
-        preferred=preferred[0] if preferred else (),
+        preferred=tuple(wheel for wheel in preferred[0] if wheel.name not in renewed) if preferred else (),
     )
     try:
         wheels = sources.resolve_wheels(requirements, options.workspace, options.origin)
