@@ -116,6 +116,24 @@ def test_patches_that_apply_unchanged(patch_dir: PatchDirectory, tmp_path: Path)
     assert patches.lint(patch_dir.root) == []
 
 
+def test_series_of_a_user_is_moved(patch_dir: PatchDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built-in patches below it that must change are overridden in the user's repository; they stay as they are."""
+    built_in = PatchDirectory(tmp_path / "built-in")
+    two_projects(built_in)
+    (built_in.path / "recipes").mkdir()
+    monkeypatch.setenv("SM120KIT_DATA", str(built_in.path))
+    (patch_dir.path / "sm120kit.toml").write_text("edition = 1\n")
+    patch_dir.put("own", patch_text(patch_dir.edit(LAUNCHER, 20, "own\n", below=""), "flashinfer", "==0.6.*"), "flashinfer")
+    before = contents(built_in.root)
+    move = replace(move_of(patch_dir), overrides=built_in.overrides)
+    move = replace(move, old=patches.apply(move.old.checkout, move.old.inside, patch_dir.root, built_in.overrides))
+    progress = begin(move, tmp_path / "work")
+    assert {*states(progress.moves)} == {"cutlass/first", "cutlass/second", "flashinfer/third", "flashinfer/own"}
+    assert patch_dir.root / "flashinfer/own.patch" in progress.changed
+    assert applied(move) == (move.old.tree, tree_in(tmp_path / "work"))
+    assert contents(built_in.root) == before and patches.lint(patch_dir.root) == []
+
+
 def test_range_is_not_widened_over_versions_of_other_recipes(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     patch_dir.put("first", patch_text(patch_dir.edit(BUILDER, 10, "ten\n"), versions=">=4.2,<4.3"))
     progress = begin(move_of(patch_dir, cutlass={"4.2.1", "4.4.2", "4.5.0"}), tmp_path / "work")
