@@ -13,8 +13,8 @@ from pathlib import Path
 from sm120kit import recipes, serving
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines.parser import record_path
-from sm120kit.images import backends, context
-from sm120kit.images.records import Image
+from sm120kit.images import backends, image_inputs
+from sm120kit.images.image_records import Image
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
 from sm120kit.sources.context import Options
@@ -46,7 +46,7 @@ def command_line(configuration: configurations.Configuration, engine: recipes.En
     model.mkdir(exist_ok=True)
     placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"), node=backends.last_node(configuration))
     service = serving.make_service(configuration, engine, image, image.id, model, placement)
-    program = tuple(context.entrypoint(engine.serve) if engine.b12x else engine.serve)
+    program = tuple(image_inputs.entrypoint(engine.serve) if engine.b12x else engine.serve)
     assert service.argv[: len(program)] == program
     return list(service.argv[len(program) :])
 

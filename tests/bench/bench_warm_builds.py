@@ -34,9 +34,9 @@ from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import base as base_layers
 from sm120kit.images import checks
-from sm120kit.images import context as contexts
-from sm120kit.images.local import LocalImages
-from sm120kit.images.records import Check, CheckResult, VerifiedImage
+from sm120kit.images import image_inputs as contexts
+from sm120kit.images.image_records import Check, CheckResult, VerifiedImage
+from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import arguments
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import Origin

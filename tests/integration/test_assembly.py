@@ -23,11 +23,11 @@ from small_engine import make_wheel
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, CommandFailed, Mismatch, NotTrusted
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, context, cuda_home, rootfs, wheels
+from sm120kit.images import assembly, image_cuda_home, image_inputs, rootfs, wheel_layers
 from sm120kit.images.bytecode import BytecodeCache, ImagePython, compiler
+from sm120kit.images.image_records import ImageContext
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import ImageContext
 from sm120kit.sources.records import LockedWheel
 
 SITE = f"opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
@@ -168,7 +168,7 @@ def test_files_as_released_are_written_again_if_their_layer_is_gone(small: Small
 
 def test_released_file_that_the_wheel_does_not_describe_is_in_the_upper_layer(small: SmallImage) -> None:
     """A file whose content RECORD does not determine is written with each wheel."""
-    small.labels = {context.WRONG_RECORD: "flashinfer-python:flashinfer/data/*"}
+    small.labels = {image_inputs.WRONG_RECORD: "flashinfer-python:flashinfer/data/*"}
     layers = small.assemble()[0].layers
     upper = next(layer for layer in layers if f"{SITE}/flashinfer/__init__.py" in tree(small.layout, (layer,)))
     assert f"{SITE}/flashinfer/data/gemm.cuh" in tree(small.layout, (upper,))
@@ -280,7 +280,7 @@ def test_file_that_differs_from_record_is_refused_unless_the_recipe_lists_it(
         small.layout.writer() as blob,
         pytest.raises(BadInput, match=r"engine\.py does not have the sha256 of its RECORD") if refused else nullcontext(),
     ):
-        wheels.install(wheel, path, LayerWriter(blob, 0), bytecode, wheels.Exceptions(wrong_record=wrong_record))
+        wheel_layers.install(wheel, path, LayerWriter(blob, 0), bytecode, wheel_layers.Exceptions(wrong_record=wrong_record))
 
 
 @pytest.mark.parametrize("entry", ["sha99=AAAA", "sha256"])
@@ -293,7 +293,7 @@ def test_record_with_malformed_hashes_is_refused(tmp_path: Path, entry: str) -> 
     path = tmp_path / "engine-1.0-py3-none-any.whl"
     wheel = LockedWheel("engine", "1.0", path.name, file_sha256(path))
     with pytest.raises(BadInput, match="cannot be installed"):
-        wheels.read_contents(wheel, path, ImagePython("cpython-311", "3.11.2", ""))
+        wheel_layers.read_contents(wheel, path, ImagePython("cpython-311", "3.11.2", ""))
 
 
 def test_image_without_cuda_headers_is_refused(small: SmallImage) -> None:
@@ -335,7 +335,7 @@ def test_bytecode_is_that_of_compileall_and_damaged_cache_entries_are_not_used(t
 
 def test_driver_stub_links_and_loads(tmp_path: Path) -> None:
     stub = tmp_path / "libcuda.so"
-    stub.write_bytes(cuda_home.driver_stub(CUDA_H.decode(), "amd64" if os.uname().machine == "x86_64" else "arm64"))
+    stub.write_bytes(image_cuda_home.driver_stub(CUDA_H.decode(), "amd64" if os.uname().machine == "x86_64" else "arm64"))
     assert ctypes.CDLL(str(stub)).cuMemAlloc_v2() == 34
     (tmp_path / "main.c").write_text("int cuInit(unsigned); int main(void) { return cuInit(0); }\n")
     subprocess.run(["cc", "main.c", "-L.", "-lcuda", "-o", "main"], cwd=tmp_path, check=True)
@@ -348,7 +348,7 @@ def test_driver_stub_links_and_loads(tmp_path: Path) -> None:
 def test_files_left_out_are_in_no_layer(small: SmallImage) -> None:
     small.files["other"] |= {"other/cubins/a/x.cubin": b"x", "other/y.cubin": b"y", "other/cubins/keep.h": b"k"}
     complete = small.assemble()[0]
-    small.labels = {context.LEFT_OUT: "other:other/cubins/*.cubin"}
+    small.labels = {image_inputs.LEFT_OUT: "other:other/cubins/*.cubin"}
     image, ran = small.assemble()
     entries, rest = ({*tree(small.layout, layers)} for layers in (complete.layers, image.layers))
     assert ran and entries - rest == {f"{SITE}/other/cubins/a", f"{SITE}/other/cubins/a/x.cubin"} and rest < entries
@@ -356,7 +356,7 @@ def test_files_left_out_are_in_no_layer(small: SmallImage) -> None:
 
 
 def test_library_left_out_has_no_link_in_the_cuda_home(small: SmallImage) -> None:
-    small.labels = {context.LEFT_OUT: "nvidia-cublas:nvidia/cu13/lib/libcublas.so.13"}
+    small.labels = {image_inputs.LEFT_OUT: "nvidia-cublas:nvidia/cu13/lib/libcublas.so.13"}
     entries = tree(small.layout, small.assemble()[0].layers)
     assert "opt/cuda/lib64/libcudart.so.13" in entries and not [path for path in entries if "libcublas" in path]
 
@@ -364,21 +364,21 @@ def test_library_left_out_has_no_link_in_the_cuda_home(small: SmallImage) -> Non
 def test_file_left_out_replaces_no_file_of_another_wheel(small: SmallImage) -> None:
     name = f"{SITE}/shared/common.py"
     assert content(small.layout, small.assemble()[0].layers, name) == b"shared = 1\n"  # of other, which pip installs last
-    small.labels = {context.LEFT_OUT: "other:shared/common.py"}
+    small.labels = {image_inputs.LEFT_OUT: "other:shared/common.py"}
     image, _ = small.assemble()
     assert content(small.layout, image.layers, name) == b"shared = 'of zlast'\n"
 
 
 def test_pattern_of_a_file_left_out_must_match(small: SmallImage) -> None:
     for entry in ("other:other/*.cubin", "absent:*"):
-        small.labels = {context.LEFT_OUT: entry}
+        small.labels = {image_inputs.LEFT_OUT: entry}
         name, pattern = entry.split(":")
         with pytest.raises(BadInput, match=re.escape(f"vllm-1.0: leave_out of {name}: no file of its wheel matches {pattern}")):
             small.assemble()
 
 
 def test_large_file_that_a_wheel_has_twice_is_written_once(small: SmallImage) -> None:
-    library = bytes(range(256)) * (wheels.LINKED_BYTES // 256)
+    library = bytes(range(256)) * (wheel_layers.LINKED_BYTES // 256)
     small.files["other"] |= {f"other/libx.so{end}": library for end in ("", ".1", ".1.2")} | {
         "other/small.so": b"1",
         "other/same.so": b"1",

@@ -28,8 +28,8 @@ from sm120kit.core.errors import BadInput, NotComparable, ServerFailed
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts.facts import LAUNCHER_LABEL
-from sm120kit.images.published import Source
-from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.images.image_records import Image, VerifiedImage
+from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import Run, launch, resolve

@@ -11,7 +11,7 @@ import pytest
 
 from sm120kit.core.workspace import Workspace
 from sm120kit.images.checks import require_verified
-from sm120kit.images.local import LocalImages
+from sm120kit.images.local_images import LocalImages
 
 SCRIPT = Path(__file__).parents[2] / "ci" / "hand_over.sh"
 

@@ -25,8 +25,8 @@ from sm120kit import serving
 from sm120kit.core.errors import NotVerified, ResourceUnavailable, ServerFailed
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts.facts import LaunchedContainer, probe
-from sm120kit.images.published import Source
-from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.images.image_records import Image, VerifiedImage
+from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import Ending, ServerProcess, launch
 from sm120kit.serving import containers as serving_containers
@@ -80,8 +80,8 @@ from pathlib import Path
 from sm120kit.core import console
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.core.workspace import Workspace
-from sm120kit.images.published import Source
-from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.images.published_images import Source
+from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.serving import Service, launch
 from sm120kit.serving.container import Mount

@@ -17,7 +17,7 @@ from sm120kit import recipes, serving
 from sm120kit.cli import app
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node
-from sm120kit.images.records import Image
+from sm120kit.images.image_records import Image
 from sm120kit.recipes import configurations
 
 SPARKS = "minimax-m2.7-nvfp4-2x-dgx-spark"

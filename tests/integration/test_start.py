@@ -20,8 +20,8 @@ from sm120kit.core.errors import DaemonUnreachable, NoAnswer, ResourceUnavailabl
 from sm120kit.core.locks import host_exclusive
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images.published import Source
-from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.images.image_records import Image, VerifiedImage
+from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import Device, launch
 from sm120kit.serving.container import Mount

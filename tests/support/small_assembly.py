@@ -16,11 +16,11 @@ from small_engine import make_wheel
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, context
+from sm120kit.images import assembly, image_inputs
 from sm120kit.images.base import BaseLayer
+from sm120kit.images.image_records import Image
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import Image
 from sm120kit.sources.records import LockedWheel
 
 ORIGIN = {
@@ -138,10 +138,10 @@ class SmallImage:
         """The image, and whether it was built. ``repacked`` are more wheels of ours, after that of FlashInfer."""
         wheels, all_ours = self.wheels(), (self.ours(ours), *repacked)
         labels = {"sm120kit.build-id": "f" * 64, **self.labels}
-        setup = context.ImageSetup("vllm", "vllm-1.0", labels, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve"))
+        setup = image_inputs.ImageSetup("vllm", "vllm-1.0", labels, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve"))
         name = f"debian-12@sha256:{'a' * 64}"
         digests = {path: file_sha256(path) for path in all_ours}
-        described, settings, scripts = context.describe(setup, name, digests, [*wheels], self.workspace)
+        described, settings, scripts = image_inputs.describe(setup, name, digests, [*wheels], self.workspace)
         built = dict(zip((built.wheel for built in described.ours), all_ours, strict=True))
         files = assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
 

@@ -12,7 +12,7 @@ from small_image import CLOSURE
 from sm120kit import sources
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import context
+from sm120kit.images import image_inputs
 from sm120kit.sources.records import LockedWheel
 
 PIP = LockedWheel(
@@ -34,7 +34,7 @@ ORIGIN = {
     "inside": [],
     "patches": [{"project": "cutlass", "slug": "one", "sha256": "e" * 64}],
 }
-SETUP = context.ImageSetup(
+SETUP = image_inputs.ImageSetup(
     "flashinfer",
     "flashinfer-0.6.6",
     {"sm120kit.build-id": "f" * 64, "sm120kit.python": "3.11"},

@@ -23,8 +23,8 @@ from sm120kit.images import attestation
 from sm120kit.images.attestation import signature
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin, of_debian_package, of_wheel
+from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.images.label_changes import label_changes
-from sm120kit.images.records import BuiltWheel, Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.sources.records import LockedWheel
 
 ROOT = Path(__file__).parents[2]

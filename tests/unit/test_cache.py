@@ -24,9 +24,9 @@ from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, Sm120kitError
 from sm120kit.core.record_files import write_record
 from sm120kit.core.temporary import TEMPORARY, owned_directory, publish_directory
 from sm120kit.core.workspace import Workspace, mark_tree_used
-from sm120kit.images import cache
+from sm120kit.images import state_entries
+from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.oci import LAYER, Layout
-from sm120kit.images.records import BuiltWheel, Image, ImageContext
 from sm120kit.recipes import lockfile, toolchain
 from sm120kit.recipes.target import resolve_each
 from sm120kit.sources import download
@@ -86,7 +86,7 @@ def record_image(directory: Path) -> None:
 def unreferenced(workspace: Workspace, *names: str) -> dict[Path, str]:
     """Entries that are unreferenced, with the reason."""
     targets = resolve_each((*recipes.names(), *names), Options(workspace))
-    entries = cache.entries(workspace.root, cache.references(workspace, targets))
+    entries = state_entries.entries(workspace.root, state_entries.references(workspace, targets))
     return {entry.paths[0].relative_to(workspace.root): entry.unreferenced for entry in entries if entry.unreferenced}
 
 
@@ -95,7 +95,7 @@ def run(*arguments: str) -> Any:
 
 
 def remaining(workspace: Workspace) -> set[str]:
-    return {entry.name for entry in cache.entries(workspace.root)}
+    return {entry.name for entry in state_entries.entries(workspace.root)}
 
 
 # ---- references
@@ -212,8 +212,8 @@ def test_gc_with_a_damaged_lock_removes_nothing(workspace: Workspace, tmp_path: 
 def test_docs_page_lists_the_kinds() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cache.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
-    assert [row[0].strip("`") for row in rows] == [kind.name for kind in cache.KINDS]
-    assert [row[3] != "never" for row in rows] == [kind.tracked for kind in cache.KINDS]
+    assert [row[0].strip("`") for row in rows] == [kind.name for kind in state_entries.KINDS]
+    assert [row[3] != "never" for row in rows] == [kind.tracked for kind in state_entries.KINDS]
 
 
 # ---- names
@@ -224,7 +224,7 @@ def test_foreign_names_are_not_entries(workspace: Workspace) -> None:
     for name in ("downloads/film.mkv", "work/thesis", "build/app/main", "images/cat", "caches/x", "runs/today", "checkouts/a"):
         fill(workspace.root / name)
     (workspace.downloads / ABSENT).symlink_to(workspace.root / "work")
-    assert cache.entries(workspace.root, cache.References()) == []
+    assert state_entries.entries(workspace.root, state_entries.References()) == []
 
 
 def test_hidden_names_are_temporary(workspace: Workspace) -> None:
@@ -233,11 +233,11 @@ def test_hidden_names_are_temporary(workspace: Workspace) -> None:
     (workspace.downloads / ".wheel-torch.y").touch()
     fill(workspace.build("flashinfer", ".digest.z"))
     (fill(workspace.root / "scratch" / "abc") / TEMPORARY).touch()
-    assert {entry.kind for entry in cache.entries(workspace.root)} == {"temporary"}
+    assert {entry.kind for entry in state_entries.entries(workspace.root)} == {"temporary"}
     assert len(unreferenced(workspace)) == 4
     with owned_directory(workspace.root / "scratch", ""), publish_directory(workspace.build("flashinfer", ABSENT)) as temporary:
         (temporary / "file").touch()
-        assert len(cache.entries(workspace.root)) == 5, "three are abandoned, and two have owners"
+        assert len(state_entries.entries(workspace.root)) == 5, "three are abandoned, and two have owners"
         assert len(unreferenced(workspace)) == 3
 
 
@@ -246,13 +246,13 @@ def test_sizes_are_disk_usage_and_count_hard_links_once(workspace: Workspace) ->
     image = workspace.root / "images" / ABSENT
     image.mkdir(parents=True)
     os.link(wheel, image / "wheel")
-    first, second = cache.entries(workspace.root)
+    first, second = state_entries.entries(workspace.root)
     assert (first.kind, second.kind) == ("downloads", "images")
-    small, large = sorted(cache.sizes([first, second]))
+    small, large = sorted(state_entries.sizes([first, second]))
     assert large >= 1_000_000 > 20_000 > small, "a hard link counts once"
-    assert cache.freed([first]) < 20_000 and cache.freed([second]) < 20_000, "the file stays"
-    assert cache.freed([first, second]) >= 1_000_000
-    (usage, *_) = cache.usage([first, second])
+    assert state_entries.freed([first]) < 20_000 and state_entries.freed([second]) < 20_000, "the file stays"
+    assert state_entries.freed([first, second]) >= 1_000_000
+    (usage, *_) = state_entries.usage([first, second])
     assert usage.kind.name == "downloads" and usage.bytes == large
 
 
@@ -405,11 +405,11 @@ def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> N
     directory = fill(workspace.downloads / sha256, 10)
     for path in (directory / "file", directory):
         os.utime(path, (time.time() - 40 * DAY,) * 2)
-    (entry,) = cache.entries(workspace.root)
-    assert cache.older_than([entry], 30 * DAY)
+    (entry,) = state_entries.entries(workspace.root)
+    assert state_entries.older_than([entry], 30 * DAY)
     assert download.cached(LockedWheel("q", "1", "file", sha256), workspace.downloads)
-    (entry,) = cache.entries(workspace.root)
-    assert not cache.older_than([entry], 30 * DAY)
+    (entry,) = state_entries.entries(workspace.root)
+    assert not state_entries.older_than([entry], 30 * DAY)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_info_prints_sizes_by_kind(workspace: Workspace) -> None:
     assert line.split()[-6:] == ["3.0", "MB", "3.0", "MB", "within", "the", "hour"][-6:]
     report = json.loads(run("--json").stdout)
     kinds = {row["kind"]: row for row in report["kinds"]}
-    assert set(kinds) == {kind.name for kind in cache.KINDS}
+    assert set(kinds) == {kind.name for kind in state_entries.KINDS}
     assert kinds["downloads"]["entries"] == 1 and kinds["downloads"]["unreferenced_bytes"] >= 3_000_000
     assert kinds["tiles"]["unreferenced_bytes"] is None
     assert report["bytes"] == sum(row["bytes"] for row in kinds.values())

@@ -19,12 +19,12 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotFound, NotVerified, RequirementMissing, ResourceUnavailable, SystemRefused
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, context, delivery, registry
+from sm120kit.images import checks, delivery, image_inputs, registry
 from sm120kit.images.dockerfile import export_dockerfile
-from sm120kit.images.index import FORMAT, PublishedIndex, find_image, read_index
+from sm120kit.images.image_index import FORMAT, PublishedIndex, find_image, read_index
+from sm120kit.images.image_records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
-from sm120kit.images.records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
 from sm120kit.sources.origin import Origin
@@ -66,9 +66,11 @@ def make(tmp_path: Path) -> Any:
 
     def describe(state: str = "state", **changed: Any) -> tuple[ImageContext, dict[str, Any], dict[str, str]]:
         setup = {"kind": "flashinfer", "recipe": "flashinfer-0.6.6", "labels": LABELS, "env": {"ARCH": "12.0f"}}
-        setup |= {name: changed.pop(name) for name in [*changed] if name in context.ImageSetup.__dataclass_fields__}
+        setup |= {name: changed.pop(name) for name in [*changed] if name in image_inputs.ImageSetup.__dataclass_fields__}
         inputs: dict[str, Any] = {"base": BASE, "ours": {patched: file_sha256(patched)}, "locked": locked}
-        return context.describe(context.ImageSetup(**setup), **(inputs | changed), workspace=Workspace.open(tmp_path / state))
+        return image_inputs.describe(
+            image_inputs.ImageSetup(**setup), **(inputs | changed), workspace=Workspace.open(tmp_path / state)
+        )
 
     return describe
 
@@ -91,9 +93,9 @@ def test_installed_copy_of_sm120kit_describes_the_same_image(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, *_ = make(**ENGINE)
-    shutil.copytree(data_root() / context.PROGRAMS, tmp_path / "installed" / context.PROGRAMS)
+    shutil.copytree(data_root() / image_inputs.PROGRAMS, tmp_path / "installed" / image_inputs.PROGRAMS)
     (tmp_path / "installed" / "recipes").mkdir()
-    (tmp_path / "installed" / context.PROGRAMS / "__pycache__").mkdir(exist_ok=True)  # pip compiles what it installs
+    (tmp_path / "installed" / image_inputs.PROGRAMS / "__pycache__").mkdir(exist_ok=True)  # pip compiles what it installs
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "installed"))
     assert make(state="other", **ENGINE)[0].digest == original.digest
 
@@ -112,7 +114,7 @@ def test_image_of_an_engine_has_environment_and_start_command_of_the_recipe(make
 
 
 def test_programs_of_images_download_nothing() -> None:
-    for path in (data_root() / context.PROGRAMS).rglob("*.py"):
+    for path in (data_root() / image_inputs.PROGRAMS).rglob("*.py"):
         assert path.read_text().count("://") == path.read_text().count("http://127.0.0.1:"), path
 
 

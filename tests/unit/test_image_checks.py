@@ -24,8 +24,8 @@ import pytest
 
 from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
-from sm120kit.images import checks, verification
-from sm120kit.images.records import Image
+from sm120kit.images import checks, image_verification
+from sm120kit.images.image_records import Image
 
 IMAGE = Path(checks.__file__).parent / "suites"
 
@@ -1013,9 +1013,9 @@ def test_arguments_check_is_not_run_without_a_configuration(load: Callable[[str]
 
 def test_expected_image_of_a_recipe_has_the_arguments_of_its_configurations() -> None:
     name = {"context": "4" * 64, "reference": f"sm120kit/sglang:0.5.11-sm120kit.{'4' * 12}"}
-    values = dict.fromkeys(verification.CLAIMS, "") | {"kind": "sglang", "recipe": "sglang-0.5.11-b12x"} | name
+    values = dict.fromkeys(image_verification.CLAIMS, "") | {"kind": "sglang", "recipe": "sglang-0.5.11-b12x"} | name
     labels = {f"sm120kit.{key}": value for key, value in values.items()} | {"org.opencontainers.image.version": "0.5.11"}
-    expected = verification.expected(Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1))
+    expected = image_verification.expected(Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1))
     assert "nvidia-cutlass-dsl" in expected.overridden and expected.serve[0] == "python"
     (arguments,) = expected.arguments.values()
     assert arguments[:2] == ("--model-path", "/model")
@@ -1027,7 +1027,7 @@ def test_expected_image_of_a_recipe_has_the_arguments_of_its_configurations() ->
 def labelled(recipe: str, version: str, **changed: str) -> Image:
     """An image with the labels of a recipe's."""
     name = {"context": "4" * 64, "reference": f"sm120kit/vllm:{version}-sm120kit.{'4' * 12}"}
-    values = dict.fromkeys(verification.CLAIMS, "") | {"kind": "vllm", "recipe": recipe} | name | changed
+    values = dict.fromkeys(image_verification.CLAIMS, "") | {"kind": "vllm", "recipe": recipe} | name | changed
     labels = {f"sm120kit.{key}": value for key, value in values.items()} | {"org.opencontainers.image.version": version}
     return Image("sha256:1", "c" * 64, "linux/amd64", (), labels, "", 1)
 
@@ -1038,18 +1038,18 @@ def test_image_with_all_modules_is_complete_if_the_recipe_lists_those_that_engin
     groups = recipes.load_flashinfer(recipe.flashinfer).groups
     assert {*groups["serve"].modules} <= {*groups["all"].modules}
     every = {"modules": ",".join(groups["all"].modules)}
-    assert verification.expected(labelled(recipe.name, version, **every)).complete
-    assert not verification.expected(labelled(recipe.name, version, modules=groups["all"].modules[0])).complete
+    assert image_verification.expected(labelled(recipe.name, version, **every)).complete
+    assert not image_verification.expected(labelled(recipe.name, version, modules=groups["all"].modules[0])).complete
 
 
 def test_expected_image_has_the_back_ends_that_were_recorded_for_its_configurations() -> None:
-    served = verification.expected(labelled("vllm-0.33.0", "0.33.0")).served
+    served = image_verification.expected(labelled("vllm-0.33.0", "0.33.0")).served
     assert served["minimax-m2.7-nvfp4-2x-rtx-pro-6000"]["selected"]["experts"] == ["NvFp4 FLASHINFER_CUTLASS"]
     assert "FLASHINFER" in served["qwen3.8-27b-fp8-1x-rtx-pro-6000"]["selected"]["attention"]
 
 
 def test_files_that_are_exempt_are_those_of_the_recipe() -> None:
-    expected = verification.expected(labelled("vllm-0.33.0", "0.33.0", **{"wrong-record": "vllm:*"}))
+    expected = image_verification.expected(labelled("vllm-0.33.0", "0.33.0", **{"wrong-record": "vllm:*"}))
     assert expected.wrong_record == {"pynvvideocodec": ("PyNvVideoCodec/PyNvVideoCodec_*.so",)}
     assert "nvidia/cu13/lib/libcusolverMg.so.12" in expected.leave_out["nvidia-cusolver"]
 
@@ -1235,7 +1235,7 @@ def test_latent_attention_in_sglang_0_5_11_requests_modules_of_its_recipe(
     name = "glm-5-nvfp4-8x-rtx-pro-6000"
     reference = f"sm120kit/sglang:0.5.11-sm120kit.{'4' * 12}"
     image = labelled("sglang-0.5.11", "0.5.11", kind="sglang", reference=reference)
-    served = verification.expected(image).served[name]
+    served = image_verification.expected(image).served[name]
     arguments = SimpleNamespace(attention_backend="flashinfer", kv_cache_dtype="bf16", tensor_parallel_size=8)
     calls = suite._attention(arguments, served["architecture"], {})
     for call in calls.values():

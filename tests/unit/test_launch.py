@@ -41,11 +41,11 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import doctor
 from sm120kit.hosts.facts import probe
-from sm120kit.images.context import entrypoint
-from sm120kit.images.index import FORMAT, PublishedIndex
-from sm120kit.images.local import LocalImages
-from sm120kit.images.published import Source
-from sm120kit.images.records import Check, CheckResult, Image, PublishedImage, VerifiedImage
+from sm120kit.images.image_index import FORMAT, PublishedIndex
+from sm120kit.images.image_inputs import entrypoint
+from sm120kit.images.image_records import Check, CheckResult, Image, PublishedImage, VerifiedImage
+from sm120kit.images.local_images import LocalImages
+from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import checkpoint
 from sm120kit.serving import resolve as resolving

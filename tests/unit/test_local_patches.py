@@ -24,11 +24,11 @@ from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotVerified, PatchConflict, RegistryFailed
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import context as contexts
+from sm120kit.images import image_inputs as contexts
 from sm120kit.images import publication
 from sm120kit.images.attestation import sbom
+from sm120kit.images.image_records import BuiltWheel, image_name
 from sm120kit.images.publication import PublishOptions
-from sm120kit.images.records import BuiltWheel, image_name
 from sm120kit.patches.local import read_local
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.lockfile.verify import current_lock

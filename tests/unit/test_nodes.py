@@ -24,8 +24,8 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node, parser
 from sm120kit.hosts.facts import probe
-from sm120kit.images.index import FORMAT, PublishedIndex
-from sm120kit.images.records import Check, CheckResult, Image, PublishedImage, VerifiedImage
+from sm120kit.images.image_index import FORMAT, PublishedIndex
+from sm120kit.images.image_records import Check, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.serving import nodes
 

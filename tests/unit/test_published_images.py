@@ -14,11 +14,12 @@ from sm120kit.cli import main
 from sm120kit.core.errors import BadInput, NotAttested, NotTrusted, NotVerified, RegistryFailed
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import attestation, published, registry
-from sm120kit.images.context import built_locally
-from sm120kit.images.index import FORMAT, PublishedIndex, read_index
-from sm120kit.images.published import NewestImage, Source
-from sm120kit.images.records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage, image_name
+from sm120kit.images import attestation, registry
+from sm120kit.images import published_images as published
+from sm120kit.images.image_index import FORMAT, PublishedIndex, read_index
+from sm120kit.images.image_inputs import built_locally
+from sm120kit.images.image_records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage, image_name
+from sm120kit.images.published_images import NewestImage, Source
 
 RECIPE, PLATFORM = "vllm-0.19.1", "linux/amd64"
 CONTEXT = "4" * 64

@@ -22,9 +22,9 @@ from sm120kit.core.record_files import read_record, record_json, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, shared_images
 from sm120kit.images.attestation import signature
-from sm120kit.images.context import context_of
+from sm120kit.images.image_inputs import context_of
+from sm120kit.images.image_records import BuiltWheel, VerifiedImage
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import BuiltWheel, VerifiedImage
 from sm120kit.images.remote_cache import ARTIFACT, CacheAccess, RegistryCache
 from sm120kit.sources.records import LockedWheel
 from sm120kit.wheels.plan import NO_TOOLCHAIN

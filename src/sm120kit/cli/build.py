@@ -153,7 +153,7 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
         Sm120kitError: see the stages.
     """
     from sm120kit.core.errors import CheckFailed
-    from sm120kit.images import delivery, verification
+    from sm120kit.images import delivery, image_verification
     from sm120kit.patches.local import read_local
     from sm120kit.recipes.target import resolve, with_local
     from sm120kit.wheels import image_wheels
@@ -166,7 +166,7 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
     with watcher() as watch:
         built = image_wheels.build(target, BuildRequest(), watch)
     image = delivery.engine_image(built, base, options).image
-    report = verification.verify_once(image, options.workspace)
+    report = image_verification.verify_once(image, options.workspace)
     if report.verified is None:
         failed = [f"{check.suite}/{check.name}: {check.detail}" for check in report.checks if check.verdict == "failed"]
         raise CheckFailed("\n  ".join(["the image with these patches failed checks:", *failed]), "correct the patch")

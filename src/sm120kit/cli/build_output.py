@@ -177,13 +177,13 @@ def deliver(build: EngineBuild, base: str, options: Options, key: str, *, json: 
     ``key`` is that of the image in the remote cache, which gets it.
     """
     from sm120kit.cli.image import show_report
-    from sm120kit.images import delivery, verification
+    from sm120kit.images import delivery, image_verification
 
     started = time.monotonic()
     result = delivery.engine_image(build, base, options)
     seconds = time.monotonic() - started
     console.info(f"{_built(result.ran)} {result.context.reference} in {seconds:.1f} s: {result.image.id}")
-    report = verification.verify_once(result.image, options.workspace)
+    report = image_verification.verify_once(result.image, options.workspace)
     if key:
         from sm120kit.images import shared_images
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sm120kit.core.workspace import Workspace
-    from sm120kit.images.cache import StateEntry
+    from sm120kit.images.state_entries import StateEntry
     from sm120kit.recipes.target import Target
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the entries that would be removed; remove nothing.")]
@@ -29,17 +29,17 @@ def info(state: State = None, json: Json = False) -> None:
     """
     from sm120kit.core.errors import NotFound, Sm120kitError
     from sm120kit.core.workspace import Workspace
-    from sm120kit.images import cache
+    from sm120kit.images import state_entries
 
     workspace = Workspace.at(state)
     if workspace.root.exists() and not workspace.root.is_dir():
         raise NotFound(f"{workspace.root} is not a directory", "name the state directory with --state or SM120KIT_STATE")
     referred = None
     try:
-        referred = cache.references(workspace, _targets(workspace, ()))
+        referred = state_entries.references(workspace, _targets(workspace, ()))
     except Sm120kitError as failure:
         console.info(f"unreferenced entries are unknown: {failure.message}")
-    kinds = cache.usage(cache.entries(workspace.root, referred))
+    kinds = state_entries.usage(state_entries.entries(workspace.root, referred))
     total = sum(usage.bytes for usage in kinds)
     if json:
         rows = [
@@ -95,7 +95,7 @@ def clean(
     images are kept, and what running servers use. Waits until no other command uses the directory.
     """
     from sm120kit.core.workspace import Workspace
-    from sm120kit.images import cache
+    from sm120kit.images import state_entries
 
     chosen, seconds = _chosen(kinds or [], older, everything)
     if chosen and recipes:
@@ -104,10 +104,10 @@ def clean(
 
     def find() -> list[StateEntry]:
         if not chosen:
-            referred = cache.references(workspace, _targets(workspace, recipes or ()))
-            return [entry for entry in cache.entries(workspace.root, referred) if entry.unreferenced]
-        listed = [entry for entry in cache.entries(workspace.root) if entry.kind in chosen]
-        return _unused(cache.older_than(cache.removable(workspace.root, listed), seconds))
+            referred = state_entries.references(workspace, _targets(workspace, recipes or ()))
+            return [entry for entry in state_entries.entries(workspace.root, referred) if entry.unreferenced]
+        listed = [entry for entry in state_entries.entries(workspace.root) if entry.kind in chosen]
+        return _unused(state_entries.older_than(state_entries.removable(workspace.root, listed), seconds))
 
     if workspace.is_new() or dry_run:  # nothing to lock
         _show(find(), dry_run=dry_run, json=json)
@@ -115,24 +115,24 @@ def clean(
     with workspace.maintenance():
         removed = find()
         if chosen:
-            cache.detach(workspace.root, removed)
+            state_entries.detach(workspace.root, removed)
         _remove(removed, json=json)
 
 
 def _chosen(kinds: list[str], older: str, everything: bool) -> tuple[list[str], float]:
     """The kinds that are removed by name or age, and that age in seconds; no kind: unreferenced entries are removed."""
     from sm120kit.core.errors import NotFound, did_you_mean
-    from sm120kit.images import cache
+    from sm120kit.images import state_entries
 
     if everything and (kinds or older):
         raise typer.BadParameter("removes all kinds of any age: leave out KIND and --older", param_hint="--all")
     seconds = _seconds(older) if older else -1.0
-    known = [kind.name for kind in cache.KINDS]
+    known = [kind.name for kind in state_entries.KINDS]
     for name in kinds:
         if name not in known:
             raise NotFound(f"unknown kind {name!r}{did_you_mean(name, known)}", f"kinds: {', '.join(known)}")
     if older or everything:
-        return kinds or [kind.name for kind in cache.KINDS if kind.reproducible], seconds
+        return kinds or [kind.name for kind in state_entries.KINDS if kind.reproducible], seconds
     return kinds, seconds
 
 
@@ -142,14 +142,14 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
     If docker's daemon does not respond, any server may run: none of these is removable.
     """
     from sm120kit.core.errors import DaemonUnreachable, RequirementMissing
-    from sm120kit.images import cache
+    from sm120kit.images import state_entries
     from sm120kit.serving import containers
 
     kept = [entry for entry in entries if entry.kind not in ("servers", "records")]
     if len(kept) == len(entries):
         return entries
     try:
-        return cache.without(entries, containers.in_use())
+        return state_entries.without(entries, containers.in_use())
     except RequirementMissing:
         return entries
     except DaemonUnreachable as error:
@@ -167,22 +167,22 @@ def _targets(workspace: Workspace, files: Sequence[str]) -> Iterator[Target]:
 
 
 def _remove(removed: Sequence[StateEntry], *, json: bool) -> None:
-    from sm120kit.images import cache
+    from sm120kit.images import state_entries
 
-    bytes_ = cache.freed(removed)
+    bytes_ = state_entries.freed(removed)
     with console.progress() as progress:
         task = progress.add_task("removing", total=len(removed))
         for entry in removed:
-            cache.remove(entry)
+            state_entries.remove(entry)
             progress.advance(task)
     _show(removed, dry_run=False, json=json, bytes_=bytes_)
 
 
 def _show(removed: Sequence[StateEntry], *, dry_run: bool, json: bool, bytes_: int | None = None) -> None:
     """Print entries and the disk space that removing them frees: ``bytes_``, where the files are removed already."""
-    from sm120kit.images import cache
+    from sm120kit.images import state_entries
 
-    total = cache.freed(removed) if bytes_ is None else bytes_
+    total = state_entries.freed(removed) if bytes_ is None else bytes_
     if json:
         rows = [asdict(entry) | {"paths": list(map(str, entry.paths))} for entry in removed]
         console.json_data({"dry_run": dry_run, "bytes": total, "entries": rows})
@@ -192,7 +192,7 @@ def _show(removed: Sequence[StateEntry], *, dry_run: bool, json: bool, bytes_: i
             ("kind", "entry", "size", "last used", "reason"),
             (
                 (entry.kind, entry.name, size(taken), _ago(entry.used), entry.unreferenced)
-                for entry, taken in zip(removed, cache.sizes(removed), strict=True)
+                for entry, taken in zip(removed, state_entries.sizes(removed), strict=True)
             ),
         )
     count = f"{len(removed)} entr{'y' if len(removed) == 1 else 'ies'}"

@@ -90,13 +90,13 @@ def verify_image(
     The image is in the state directory, or else in the container daemon. Exit code 1 if a check fails.
     """
     from sm120kit.core.workspace import Workspace
-    from sm120kit.images import published, verification
+    from sm120kit.images import image_verification, published_images
 
     workspace = Workspace.open(state)
     if trust:
-        published.require_signed(reference, PublishedImages(index, trust).source(), workspace)
+        published_images.require_signed(reference, PublishedImages(index, trust).source(), workspace)
         console.info(f"signature verified: the image is listed in {index}")
-    report = verification.verify(reference, workspace)
+    report = image_verification.verify(reference, workspace)
     show_report(report, json=json)
 
 
@@ -104,7 +104,7 @@ def show_report(report: CheckReport, *, json: bool) -> None:
     """Print the results of an image's checks. Exit code 1 if one failed."""
     import dataclasses
 
-    from sm120kit.images.records import CheckResult
+    from sm120kit.images.image_records import CheckResult
 
     if json:
         console.json_data(dataclasses.asdict(report))
@@ -202,7 +202,7 @@ def pull(
     """
     from sm120kit.core.errors import BadInput
     from sm120kit.core.workspace import Workspace
-    from sm120kit.images import published
+    from sm120kit.images import published_images
 
     if check:
         _check_index(images.index, json=json)
@@ -210,8 +210,8 @@ def pull(
     if not name:
         raise BadInput("no image is named", "name a recipe, tag or build id, or use --check")
     workspace, index = Workspace.open(state), images.source()
-    entry = published.select(name, index, platform, workspace)
-    pulled = published.pull_and_load(entry, index, workspace, load=load)
+    entry = published_images.select(name, index, platform, workspace)
+    pulled = published_images.pull_and_load(entry, index, workspace, load=load)
     if json:
         console.json_data(pulled)
         return
@@ -224,9 +224,9 @@ def pull(
 
 def _check_index(index: Path, *, json: bool) -> None:
     """Print for each image of an index whether it still exists. Exit code 1 if one does not."""
-    from sm120kit.images import published
+    from sm120kit.images import published_images
 
-    entries, missing = published.unresolved(index)
+    entries, missing = published_images.unresolved(index)
     rows = [(f"{entry.repository}:{entry.tag}", entry.digest, entry not in missing) for entry in entries]
     if json:
         console.json_data([{"image": image, "digest": digest, "exists": exists} for image, digest, exists in rows])

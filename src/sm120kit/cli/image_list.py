@@ -75,7 +75,7 @@ def _checks(local: LocalImage) -> str:
 
 def _show_remote(index: Path, *, json: bool) -> None:
     from sm120kit.images import inventory
-    from sm120kit.images.index import read_index
+    from sm120kit.images.image_index import read_index
 
     entries = read_index(index).images
     if json:

@@ -25,11 +25,11 @@ def rm(
     """
     from sm120kit.cli.cache import size
     from sm120kit.core.workspace import Workspace
-    from sm120kit.images import cache
+    from sm120kit.images import state_entries
 
     workspace = Workspace.at(state)
     with workspace.maintenance():
-        removed = cache.remove_images(workspace.root, references)
+        removed = state_entries.remove_images(workspace.root, references)
     if json:
         console.json_data(asdict(removed))
         return

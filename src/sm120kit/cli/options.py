@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sm120kit.core.tls import Tls
     from sm120kit.core.urls import Endpoint
     from sm120kit.images.attestation import Signer
-    from sm120kit.images.published import Source
+    from sm120kit.images.published_images import Source
     from sm120kit.sources.context import Options as RunOptions
     from sm120kit.sources.records import DebianArchives
 
@@ -436,7 +436,7 @@ class PublishedImages:
         Raises:
             typer.BadParameter: ``minimum`` is not a time.
         """
-        from sm120kit.images.published import Source
+        from sm120kit.images.published_images import Source
 
         return Source(self.index, self.trust, _time(self.minimum) if self.minimum else "", self.allow_older)
 

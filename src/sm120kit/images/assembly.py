@@ -22,13 +22,13 @@ from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, BadRecord, CommandFailed
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.images import b12x, cuda_home, rootfs, wheels
+from sm120kit.images import b12x, image_cuda_home, rootfs, wheel_layers
 from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
-from sm120kit.images.context import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
+from sm120kit.images.image_inputs import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
+from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
-from sm120kit.images.records import BuiltWheel, Image, ImageContext
-from sm120kit.images.wheels import VENV, Exceptions, WheelContents
+from sm120kit.images.wheel_layers import VENV, Exceptions, WheelContents
 from sm120kit.sources.records import LockedWheel
 
 FORMAT = 3
@@ -154,8 +154,8 @@ def assemble(
 ) -> tuple[Image, bool]:
     """Write the layers that ``layout`` lacks, and the image. Returns the image and whether it was built; it is not tagged.
 
-    ``context`` and ``described``, its settings and programs, are from :func:`sm120kit.images.context.describe`. ``files`` gives
-    the file of a wheel, verified against its lock; it is called, by several threads, only for wheels that are read.
+    ``context`` and ``described``, its settings and programs, are from :func:`sm120kit.images.image_inputs.describe`. ``files``
+    gives the file of a wheel, verified against its lock; it is called, by several threads, only for wheels that are read.
 
     Raises:
         BadInput, NotTrusted: a wheel is damaged or hostile.
@@ -281,7 +281,7 @@ def _contents(
     try:
         return read_record(WheelContents, record)
     except (OSError, BadRecord):
-        contents = wheels.read_contents(wheel, files(wheel), python)
+        contents = wheel_layers.read_contents(wheel, files(wheel), python)
     write_record(record, contents)
     return contents
 
@@ -299,7 +299,7 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
     stages = (of_nvidia, others, ours)
     absent = _left_out(inputs)
     contents = {wheel: _except(found, absent.get(wheel, frozenset())) for wheel, found in inputs.contents.items()}
-    without = _shadowed([*groups, *([wheel] for wheel in ours)], wheels.winners(stages, contents), contents)
+    without = _shadowed([*groups, *([wheel] for wheel in ours)], wheel_layers.winners(stages, contents), contents)
     without |= {wheel: without[wheel] | paths for wheel, paths in absent.items()}
     for group in groups:
         yield _wheel_layer(inputs, group, without)
@@ -378,7 +378,9 @@ def _wheel_layer(inputs: _Inputs, group: Sequence[LockedWheel], without: Mapping
 
     def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
         for wheel in group:
-            wheels.install(wheel, inputs.files(wheel), layer, compiler, Exceptions(without[wheel], wrong.get(wheel.name, ())))
+            wheel_layers.install(
+                wheel, inputs.files(wheel), layer, compiler, Exceptions(without[wheel], wrong.get(wheel.name, ()))
+            )
 
     names = [wheel.name for wheel in group]
     description = f"{len(names)} wheels" if len(names) > 1 else f"{names[0]} {group[0].version}"
@@ -393,7 +395,7 @@ def _our_layers(inputs: _Inputs, built: BuiltWheel, without: Mapping[LockedWheel
     it, too.
     """
     wheel = built.wheel
-    contents = wheels.read_contents(wheel, inputs.files(wheel), inputs.python)  # records do not have the order of files
+    contents = wheel_layers.read_contents(wheel, inputs.files(wheel), inputs.python)  # records do not have the order of files
     listed = {*built.origin.get("changed", ()), *built.origin.get("replaced", ())}
     site = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/"
     wrong = patterns(inputs.context.labels, WRONG_RECORD).get(wheel.name, ())
@@ -431,8 +433,8 @@ def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel], absent: froze
 
     def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
         wheel = owners[header]
-        text = wheels.read_file(wheel, inputs.files(wheel), f"{_CUDA}/include/cuda.h").decode(errors="replace")
-        cuda_home.write_cuda_home(layer, directory, libraries, cuda_home.driver_stub(text, architecture))
+        text = wheel_layers.read_file(wheel, inputs.files(wheel), f"{_CUDA}/include/cuda.h").decode(errors="replace")
+        image_cuda_home.write_cuda_home(layer, directory, libraries, image_cuda_home.driver_stub(text, architecture))
 
     key = ["cuda home", libraries, inputs.contents[owners[header]].files[header], architecture]
     return inputs.layer("CUDA home", key, 0, write)

@@ -138,7 +138,7 @@ def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
         CommandFailed: the program failed, or found no kernel.
         RequirementMissing: this system does not permit to run programs in an image.
     """
-    from sm120kit.images.local import LocalImages
+    from sm120kit.images.local_images import LocalImages
 
     reporting.info("compiling kernels of b12x in the image")
     argv = ["python", f"/{DIRECTORY}/compile.py", f"/{DIRECTORY}/request.json"]

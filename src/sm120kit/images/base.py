@@ -35,7 +35,7 @@ from sm120kit.images import bytecode
 from sm120kit.images.assembly import ImageBase
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.loader_cache import loader_cache
-from sm120kit.images.local import DEFAULT_PATH
+from sm120kit.images.local_images import DEFAULT_PATH
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes import bases
 from sm120kit.sources import debian

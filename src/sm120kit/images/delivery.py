@@ -16,9 +16,9 @@ from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissi
 from sm120kit.core.record_files import read_record
 from sm120kit.images import assembly
 from sm120kit.images import base as base_layers
-from sm120kit.images import context as contexts
-from sm120kit.images.local import LocalImages
-from sm120kit.images.records import Image, ImageContext
+from sm120kit.images import image_inputs as contexts
+from sm120kit.images.image_records import Image, ImageContext
+from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import arguments, bases
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options

@@ -1,6 +1,6 @@
 """An existing image as the base of another: read through its registry's API or from a container daemon, without a builder.
 
-Its programs run in a container of :mod:`sm120kit.images.local` only, never on this machine itself.
+Its programs run in a container of :mod:`sm120kit.images.local_images` only, never on this machine itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sm120kit.images import loading
 from sm120kit.images.assembly import ImageBase
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.docker import Daemon
-from sm120kit.images.local import LocalImages
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.debian import ARCHITECTURES

@@ -10,8 +10,8 @@ from enum import StrEnum
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
-from sm120kit.images.context import LABEL
-from sm120kit.images.records import Check, Image, ImageStore, VerifiedImage
+from sm120kit.images.image_inputs import LABEL
+from sm120kit.images.image_records import Check, Image, ImageStore, VerifiedImage
 
 
 class CheckStatus(StrEnum):

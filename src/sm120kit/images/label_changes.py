@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from sm120kit.images.records import Image
+from sm120kit.images.image_records import Image
 
 _LISTS = {
     "wheels": ("wheel", "=="),

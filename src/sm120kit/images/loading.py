@@ -25,8 +25,8 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.temporary import publish_directory
 from sm120kit.images.distribution.compression import decompressed
 from sm120kit.images.docker import Daemon
+from sm120kit.images.image_records import Image
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MAX_DOCUMENT_BYTES, REFERENCE, Descriptor, Layout, manifest_of
-from sm120kit.images.records import Image
 
 _CONTAINERD_NAME = "io.containerd.image.name"
 """Annotation with the complete name, which containerd and Docker with containerd's image store read."""

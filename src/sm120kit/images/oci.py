@@ -22,7 +22,7 @@ from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.core.locks import exclusive
 from sm120kit.core.outside import parse_json
 from sm120kit.core.temporary import owned_directory
-from sm120kit.images.records import Image, image_content
+from sm120kit.images.image_records import Image, image_content
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"

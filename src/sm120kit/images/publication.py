@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from sm120kit.core.errors import NotVerified
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
-from sm120kit.images import context as contexts
+from sm120kit.images import image_inputs as contexts
+from sm120kit.images.image_records import Attestation, Compression, PublishedImage
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import Attestation, Compression, PublishedImage
 from sm120kit.images.stores import EveryStore
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pathlib import Path
 from sm120kit.core.errors import AlreadyExists, NotVerified, RegistryFailed
 from sm120kit.core.record_files import write_record
 from sm120kit.images.distribution import RegistryClient
-from sm120kit.images.index import FORMAT, PublishedIndex, read_index, require_repository
-from sm120kit.images.records import Attestation, CheckResult, Image, PublishedImage, VerifiedImage
+from sm120kit.images.image_index import FORMAT, PublishedIndex, read_index, require_repository
+from sm120kit.images.image_records import Attestation, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.images.transports import ImageTransport, other_image
 
 

@@ -22,7 +22,7 @@ from sm120kit.core.errors import BadInput, NotAttested, NotFound, NotTrusted, Re
 from sm120kit.core.outside import parse_json
 from sm120kit.images import attestation
 from sm120kit.images.distribution import RegistryClient, RemoteArtifact
-from sm120kit.images.index import require_repository
+from sm120kit.images.image_index import require_repository
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES, TITLE, Descriptor
 from sm120kit.sources.client import MAX_FILE_BYTES
 

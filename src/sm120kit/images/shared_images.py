@@ -17,9 +17,9 @@ from sm120kit.core.errors import AlreadyExists, BadRecord, NotFound, NotTrusted,
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, delivery, registry
-from sm120kit.images import context as contexts
+from sm120kit.images import image_inputs as contexts
+from sm120kit.images.image_records import PublishedImage, VerifiedImage
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import PublishedImage, VerifiedImage
 from sm120kit.images.transports import LayoutTransport
 from sm120kit.recipes import bases
 from sm120kit.recipes.target import EngineTarget

@@ -10,8 +10,8 @@ from typing import Any
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images.docker import Daemon
-from sm120kit.images.local import LocalImages
-from sm120kit.images.records import ContainerResult, Image, ImageStore
+from sm120kit.images.image_records import ContainerResult, Image, ImageStore
+from sm120kit.images.local_images import LocalImages
 
 
 class EveryStore:

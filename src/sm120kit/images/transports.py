@@ -9,8 +9,8 @@ from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import NotVerified
 from sm120kit.images.distribution import Compression, RegistryClient
 from sm120kit.images.docker import Daemon
+from sm120kit.images.image_records import Image
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import Image
 
 
 class ImageTransport(Protocol):

@@ -16,8 +16,8 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import NotFound
 from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.engines import ApiKey, Node
-from sm120kit.images.context import entrypoint
-from sm120kit.images.records import Image
+from sm120kit.images.image_inputs import entrypoint
+from sm120kit.images.image_records import Image
 from sm120kit.recipes import EngineRecipe
 from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, serve_arguments
 from sm120kit.recipes.configurations import Configuration

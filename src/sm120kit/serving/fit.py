@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
 from sm120kit.core.outside import number, parse_json
 from sm120kit.images.backends import model_path
-from sm120kit.images.records import VerifiedImage
+from sm120kit.images.image_records import VerifiedImage
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
 

@@ -20,12 +20,13 @@ from sm120kit.core.urls import Endpoint
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import doctor, log_rules
 from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
-from sm120kit.images import context as contexts
-from sm120kit.images import loading, published
+from sm120kit.images import image_inputs as contexts
+from sm120kit.images import loading
+from sm120kit.images import published_images as published
 from sm120kit.images.docker import Daemon
+from sm120kit.images.image_records import Image, PublishedImage, VerifiedImage
 from sm120kit.images.oci import Layout
-from sm120kit.images.published import Source
-from sm120kit.images.records import Image, PublishedImage, VerifiedImage
+from sm120kit.images.published_images import Source
 from sm120kit.images.transports import DaemonTransport
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import (

@@ -14,11 +14,12 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node
 from sm120kit.hosts.doctor import requirements
 from sm120kit.hosts.facts import Host, probe
-from sm120kit.images import checks, inventory, published
-from sm120kit.images import context as images
+from sm120kit.images import checks, inventory
+from sm120kit.images import image_inputs as images
+from sm120kit.images import published_images as published
+from sm120kit.images.image_records import PublishedImage, VerifiedImage
 from sm120kit.images.inventory import CheckStatus
-from sm120kit.images.published import Source
-from sm120kit.images.records import PublishedImage, VerifiedImage
+from sm120kit.images.published_images import Source
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import EngineRecipe, arguments
 from sm120kit.recipes.configurations import Configuration

@@ -16,10 +16,10 @@ import small_flashinfer
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, base, context, delivery, rootfs
+from sm120kit.images import assembly, base, delivery, image_inputs, rootfs
+from sm120kit.images.image_records import Image
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import Image
 from sm120kit.recipes import bases
 from sm120kit.sources.context import Options
 
@@ -36,7 +36,7 @@ def assemble(base_name: str, machine: str, directory: Path) -> tuple[Image, Work
         pytest.skip(error.message)
     wheels = small_flashinfer.wheels(workspace, directory)
     locked = dict(wheels.locked)
-    described, settings, programs = context.describe(
+    described, settings, programs = image_inputs.describe(
         small_flashinfer.SETUP,
         f"{base_name}@{image_base.diff_ids[0]}",
         {wheels.ours: file_sha256(wheels.ours)},

@@ -24,9 +24,9 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import assembly, existing_base, loading
-from sm120kit.images import context as contexts
+from sm120kit.images import image_inputs as contexts
 from sm120kit.images.docker import Daemon
-from sm120kit.images.local import LocalImages
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import CONFIG, LAYER, MANIFEST, Layout
 
 pytestmark = [
@@ -152,9 +152,9 @@ def test_report_of_a_user_namespace_is_equal(host: ImageHost, image: str, copied
     """The program is that of the command; only the choice of the runtime is limited."""
     program = f"""
 import sys
-from sm120kit.images import local
+from sm120kit.images import local_images
 if {kind!r} == "bubblewrap":
-    local._command = lambda *request: ["false"]
+    local_images._command = lambda *request: ["false"]
 from sm120kit.cli import main
 sys.argv = ["sm120kit", *sys.argv[1:]]
 main()

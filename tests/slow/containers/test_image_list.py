@@ -18,7 +18,7 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
 from sm120kit.images.docker import Daemon
-from sm120kit.images.records import Check, CheckResult, VerifiedImage
+from sm120kit.images.image_records import Check, CheckResult, VerifiedImage
 
 pytestmark = [
     pytest.mark.containers,

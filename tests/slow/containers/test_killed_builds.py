@@ -27,12 +27,12 @@ from sm120kit import sources
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, checks, context, existing_base, registry
+from sm120kit.images import assembly, checks, existing_base, image_inputs, registry
 from sm120kit.images.distribution import RegistryClient
-from sm120kit.images.index import read_index
-from sm120kit.images.local import LocalImages
+from sm120kit.images.image_index import read_index
+from sm120kit.images.image_records import VerifiedImage
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import VerifiedImage
 from sm120kit.images.transports import LayoutTransport
 from sm120kit.sources.records import LockedWheel
 
@@ -84,7 +84,7 @@ def build(inputs: Inputs, state: Path, repository: str) -> None:
     """All stages of a build; each stage's name is written to a file beside ``state`` when it starts."""
     workspace = Workspace.open(state)
     store, phase = LocalImages(workspace), state.with_suffix(".phase")
-    setup = context.ImageSetup("vllm", "vllm-1.0", {"sm120kit.build-id": "f" * 64}, {}, "1.0", ("vllm", "serve"))
+    setup = image_inputs.ImageSetup("vllm", "vllm-1.0", {"sm120kit.build-id": "f" * 64}, {}, "1.0", ("vllm", "serve"))
     phase.write_text("base")
     manifest = existing_base.fetch(inputs.base, store.layout)
     phase.write_text("fetch")
@@ -92,7 +92,7 @@ def build(inputs: Inputs, state: Path, repository: str) -> None:
     sources.wheelhouse([*inputs.wheels], workspace, origin)
     phase.write_text("layers")
     with existing_base.image_base(manifest, store) as base:
-        described, text, scripts = context.describe(
+        described, text, scripts = image_inputs.describe(
             setup, inputs.base, {inputs.ours: file_sha256(inputs.ours)}, [*inputs.wheels], workspace
         )
         ours = {described.ours[0].wheel: inputs.ours}

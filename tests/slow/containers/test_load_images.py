@@ -21,7 +21,7 @@ from small_assembly import SmallImage
 from sm120kit.core.errors import AlreadyExists, SystemRefused
 from sm120kit.images import loading
 from sm120kit.images.docker import Daemon
-from sm120kit.images.records import start_settings
+from sm120kit.images.image_records import start_settings
 
 pytestmark = [
     pytest.mark.containers,

@@ -18,8 +18,8 @@ from small_assembly import SmallImage
 
 from sm120kit.core.errors import ResourceUnavailable
 from sm120kit.images import assembly, oci
+from sm120kit.images.image_records import Image
 from sm120kit.images.oci import BlobWriter
-from sm120kit.images.records import Image
 
 
 def assembled(directory: Path) -> Image:

@@ -14,9 +14,9 @@ from python_base import add_python_image
 from small_assembly import SmallImage
 
 from sm120kit.core.errors import CommandFailed
-from sm120kit.images import b12x, checks, context, existing_base
-from sm120kit.images.local import LocalImages
-from sm120kit.images.records import CheckResult, Image
+from sm120kit.images import b12x, checks, existing_base, image_inputs
+from sm120kit.images.image_records import CheckResult, Image
+from sm120kit.images.local_images import LocalImages
 
 PROGRAM = """
 import base64, json, os, sys
@@ -39,16 +39,16 @@ class KernelImage(SmallImage):
         manifest = add_python_image(self.layout)
         table: Mapping[str, Any] = {"sm_count": 188, "moe": [], "gemm": [{"n": 1, "k": 2, "rows": rows}]}
 
-        def describe(setup: context.ImageSetup, *inputs: Any) -> Any:
+        def describe(setup: image_inputs.ImageSetup, *inputs: Any) -> Any:
             described, text, scripts = original(replace(setup, b12x=table), *inputs)
             return described, text, scripts | {b12x.PROGRAM: program}
 
-        original, context.describe = context.describe, describe
+        original, image_inputs.describe = image_inputs.describe, describe
         try:
             with existing_base.image_base(manifest.digest, store) as base:
                 return self.assemble(ours, base, [self.b12x(patched)])[0]
         finally:
-            context.describe = original
+            image_inputs.describe = original
 
     def last_layer(self, image: Image) -> dict[str, bytes]:
         with tarfile.open(self.layout.path(image.layers[-1])) as archive:

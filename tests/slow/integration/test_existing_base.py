@@ -25,7 +25,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.images import delivery, existing_base, loading
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.docker import Daemon
-from sm120kit.images.local import LocalImages
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Closure

@@ -17,8 +17,8 @@ from cpu_server import MODEL, QUIET, command, free_port, server_environment, tin
 
 from sm120kit import recipes, serving
 from sm120kit.core.workspace import Workspace
-from sm120kit.images.published import Source
-from sm120kit.images.records import Image, VerifiedImage
+from sm120kit.images.image_records import Image, VerifiedImage
+from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import Run, checkpoint, launch
 from sm120kit.serving.container import Mount

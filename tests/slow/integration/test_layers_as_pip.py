@@ -17,7 +17,7 @@ from small_flashinfer import PIP
 from sm120kit import sources
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, wheels
+from sm120kit.images import assembly, wheel_layers
 from sm120kit.images.bytecode import compiler
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
@@ -35,15 +35,15 @@ def test_layer_equals_what_pip_and_compileall_install(tmp_path: Path, monkeypatc
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     installed = install(files, venv, pip, tmp_path)
-    monkeypatch.setattr(wheels, "VENV", str(venv).lstrip("/"))
+    monkeypatch.setattr(wheel_layers, "VENV", str(venv).lstrip("/"))
     layout = Layout(tmp_path / "oci")
     with compiler([venv / "bin" / "python"], tmp_path / "cache") as bytecode, layout.writer() as blob:
-        contents = {wheel: wheels.read_contents(wheel, path, bytecode.python) for wheel, path in files.items()}
-        winners = wheels.winners([[*files]], contents)
+        contents = {wheel: wheel_layers.read_contents(wheel, path, bytecode.python) for wheel, path in files.items()}
+        winners = wheel_layers.winners([[*files]], contents)
         without = assembly._shadowed([[*files]], winners, contents)
         layer = LayerWriter(blob, 0)
         for wheel, path in files.items():
-            wheels.install(wheel, path, layer, bytecode, wheels.Exceptions(without[wheel]))
+            wheel_layers.install(wheel, path, layer, bytecode, wheel_layers.Exceptions(without[wheel]))
         written = layer.finish()
     with tarfile.open(layout.path(written.digest)) as archive:
         ours = {member.name: (member.mode, digest(read(archive, member))) for member in archive}

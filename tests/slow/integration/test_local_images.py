@@ -21,8 +21,8 @@ import zstandard
 
 from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import local
-from sm120kit.images.local import LocalImages
+from sm120kit.images import local_images
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import LAYER
 
 KINDS = ("unshare", "bubblewrap")
@@ -34,7 +34,7 @@ def limited_to(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "bubblewrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
     if kind == "bubblewrap":
-        monkeypatch.setattr(local, "_command", lambda *request: ["false"])
+        monkeypatch.setattr(local_images, "_command", lambda *request: ["false"])
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_layers_remove_and_replace_files_of_lower_layers(store: LocalImages, kin
 
 
 def test_hard_links_where_overlayfs_is_refused(store: LocalImages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_overlay", lambda container: {"layers": ["missing", "missing"], "directory": "/"})
+    monkeypatch.setattr(local_images, "_overlay", lambda container: {"layers": ["missing", "missing"], "directory": "/"})
     image = store.find(layers.small_image(store.layout).digest)
     assert store.run(image.id, ["cat", "greeting"], {}).stdout == "hello\n"
     assert "Read-only" in store.run(image.id, ["touch", "/bin/added"], {}).stderr
@@ -140,8 +140,10 @@ def test_home_that_is_not_the_users_is_read_only(store: LocalImages, kind: str) 
 
 
 def test_without_namespaces_the_error_names_each_reason(store: LocalImages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_command", lambda *request: ["sh", "-c", "echo unshare: Operation not permitted >&2; exit 125"])
-    monkeypatch.setattr(local, "_bubblewrap", lambda *request: ["no-such-bwrap"])
+    monkeypatch.setattr(
+        local_images, "_command", lambda *request: ["sh", "-c", "echo unshare: Operation not permitted >&2; exit 125"]
+    )
+    monkeypatch.setattr(local_images, "_bubblewrap", lambda *request: ["no-such-bwrap"])
     image = store.find(layers.small_image(store.layout).digest)
     with pytest.raises(RequirementMissing) as error:
         store.run(image.id, ["true"], {})
@@ -158,7 +160,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 import json, layers
 from sm120kit.core.workspace import Workspace
-from sm120kit.images.local import LocalImages
+from sm120kit.images.local_images import LocalImages
 store = LocalImages(Workspace.open(Path(sys.argv[1])))
 image = store.find(layers.small_image(store.layout).digest)
 done = store.run(image.id, ["sh", "-c", "id -u; stat -c %u:%g /bin; touch written; touch /bin/added"], {})
@@ -173,7 +175,7 @@ print(json.dumps(done.__dict__))
             [*argv, sys.executable, "-c", program, home / "state", *sys.path, str(support)],
             capture_output=True,
             text=True,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{Path(local.__file__).parents[2]}:{support}"},
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{Path(local_images.__file__).parents[2]}:{support}"},
             cwd="/",
         )
         assert done.returncode == 0, done.stderr
@@ -243,7 +245,7 @@ def test_program_ends_with_the_command_that_runs_it(store: LocalImages) -> None:
     seconds = f"300.{os.getpid()}"
     program = (
         "import sys; from pathlib import Path; from sm120kit.core.workspace import Workspace;"
-        "from sm120kit.images.local import LocalImages;"
+        "from sm120kit.images.local_images import LocalImages;"
         "LocalImages(Workspace.open(Path(sys.argv[1]))).run(sys.argv[2], ['sleep', sys.argv[3]], {})"
     )
     state = store._workspace.root

@@ -54,13 +54,13 @@ from sm120kit.core.record_files import read_record, record_json
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import log_rules
-from sm120kit.images import base, index, remote_cache, rootfs, wheels
+from sm120kit.images import base, image_index, remote_cache, rootfs, wheel_layers
 from sm120kit.images.bytecode import ImagePython
-from sm120kit.images.distribution import RegistryClient, session
+from sm120kit.images.distribution import RegistryClient, registry_session
 from sm120kit.images.distribution.compression import decompressed
 from sm120kit.images.distribution.credentials import stored_credentials
+from sm120kit.images.image_records import VerifiedImage
 from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, TITLE, Descriptor, Layout, manifest_of
-from sm120kit.images.records import VerifiedImage
 from sm120kit.kernels import cubin
 from sm120kit.patches import format, mails
 from sm120kit.recipes import bases, configurations, lockfile
@@ -153,7 +153,7 @@ def parse_wheel(content: bytes, name: str, directory: Path) -> None:
     path.write_bytes(content)
     locked = LockedWheel("engine", "1.0", name, hashlib.sha256(content).hexdigest())
     for parse in (
-        lambda: wheels.read_contents(locked, path, ImagePython("cpython-311", "3.11.2", "a70d0d0a")),
+        lambda: wheel_layers.read_contents(locked, path, ImagePython("cpython-311", "3.11.2", "a70d0d0a")),
         lambda: drained(
             archive._stream(WheelPin("p", "engine", "1.0", "0" * 64, name), path, "r", archive._wheel_members(path))
         ),
@@ -342,7 +342,10 @@ def parse_shared(content: bytes, name: str, directory: Path) -> None:
             super().__init__(repository)
             self._session._client = httpx2.Client(transport=httpx2.MockTransport(answer))
 
-    with mock.patch.object(remote_cache, "RegistryClient", Client), mock.patch.object(session, "pause", lambda _: None):
+    with (
+        mock.patch.object(remote_cache, "RegistryClient", Client),
+        mock.patch.object(registry_session, "pause", lambda _: None),
+    ):
         cache = remote_cache.RegistryCache("127.0.0.1/a", remote_cache.CacheAccess())
         if wheel_builds.shared(PLAN, directory / "build" / PLAN.digest, cache):
             assert wheel_builds.published(PLAN, directory / "build" / PLAN.digest)
@@ -448,7 +451,7 @@ def images() -> dict[str, bytes]:
         "attested": None,
         "published": "2026-11-23T00:00:00Z",
     }
-    return {"images.json": json.dumps({"format": index.FORMAT, "images": [entry]}).encode()}
+    return {"images.json": json.dumps({"format": image_index.FORMAT, "images": [entry]}).encode()}
 
 
 def compressed() -> dict[str, bytes]:
@@ -526,7 +529,7 @@ PARSERS: dict[str, Parser] = {
     "published figures": Parser(lambda: RESULTS, mutation.of_json, written(lambda path: published.read([path]))),
     "dataset": Parser(lambda: CHATS, mutation.of_bytes, written(dataset.read)),
     "trace": Parser(lambda: TRACE, mutation.of_bytes, written(dataset.read_trace)),
-    "index of images": Parser(images, mutation.of_json, written(index.read_index)),
+    "index of images": Parser(images, mutation.of_json, written(image_index.read_index)),
     "record": Parser(verified, mutation.of_json, written(lambda path: read_record(VerifiedImage, path))),
     "image layout": Parser(layout_documents, mutation.of_json, parse_layout, 2),
     "registry": Parser(

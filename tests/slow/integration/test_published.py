@@ -23,8 +23,8 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
 from sm120kit.images.docker import Daemon
-from sm120kit.images.records import Check, CheckResult, ImageContext, VerifiedImage, image_name
-from sm120kit.images.verification import CLAIMS
+from sm120kit.images.image_records import Check, CheckResult, ImageContext, VerifiedImage, image_name
+from sm120kit.images.image_verification import CLAIMS
 
 pytestmark = [
     pytest.mark.containers,

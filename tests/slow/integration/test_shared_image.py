@@ -13,8 +13,8 @@ from sm120kit.core import process
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, shared_images
+from sm120kit.images.image_records import VerifiedImage
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import VerifiedImage
 from sm120kit.images.remote_cache import CacheAccess, RegistryCache
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.target import EngineTarget

@@ -18,10 +18,10 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotAttested
 from sm120kit.core.outside import read_input
-from sm120kit.images.attestation import identity, provenance, sbom, signature
+from sm120kit.images.attestation import provenance, sbom, signature, signer_identity
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.attestation.origins import PackageOrigin
-from sm120kit.images.records import Attestation, ImageContext, PublishedImage
+from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.records import Artifact
 
 __all__ = ["Signer", "publisher_digest", "signer", "verified_payload", "verify", "write"]
@@ -40,9 +40,9 @@ class Signer:
 def signer(key: Path | None, config: Path | None = None) -> Signer:
     """A signer with the private key in ``key``, or without ``key`` by the identity of the environment.
 
-    See :func:`sm120kit.images.attestation.signature.signer` and :func:`sm120kit.images.attestation.identity.signer`.
+    See :func:`sm120kit.images.attestation.signature.signer` and :func:`sm120kit.images.attestation.signer_identity.signer`.
     """
-    return Signer("dsse", signature.signer(key)) if key else Signer("sigstore", identity.signer(config))
+    return Signer("dsse", signature.signer(key)) if key else Signer("sigstore", signer_identity.signer(config))
 
 
 def write(
@@ -76,7 +76,7 @@ def write(
 def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
     """Verify that an entry of the index agrees with its statement, and that the statement is signed by ``trusted``.
 
-    ``trusted`` is a public key in PEM or an identity in TOML, see :func:`sm120kit.images.attestation.identity.read`.
+    ``trusted`` is a public key in PEM or an identity in TOML, see :func:`sm120kit.images.attestation.signer_identity.read`.
 
     Raises:
         NotAttested: the statement is missing, unsigned, signed by another key or identity, changed, or about another image.
@@ -116,8 +116,8 @@ def verified_payload(content: bytes, trusted: Path, name: str) -> bytes:
         NotAttested: it is not signed by that key or identity, or was changed.
         BadInput, FetchFailed, RequirementMissing: see :func:`verify`.
     """
-    who = identity.read(trusted)
-    return identity.verified_payload(content, who, name) if who else signature.verified_payload(content, trusted, name)
+    who = signer_identity.read(trusted)
+    return signer_identity.verified_payload(content, who, name) if who else signature.verified_payload(content, trusted, name)
 
 
 def publisher_digest(trusted: Path) -> str:
@@ -126,7 +126,7 @@ def publisher_digest(trusted: Path) -> str:
     Raises:
         BadInput: the file is neither a public key nor an identity.
     """
-    who = identity.read(trusted)
+    who = signer_identity.read(trusted)
     return digest_of([who.name, who.issuer]) if who else signature.fingerprint(trusted)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sm120kit.core.errors import NotTrusted
 from sm120kit.core.workspace import Workspace
 from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin, Read, of_debian_package
-from sm120kit.images.records import Image, ImageStore
+from sm120kit.images.image_records import Image, ImageStore
 from sm120kit.recipes import bases
 
 _STATUS = "/var/lib/dpkg/status"

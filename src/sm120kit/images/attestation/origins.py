@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from email.utils import getaddresses
 
-from sm120kit.images.records import Image, ImageContext
-from sm120kit.images.wheels import VENV
+from sm120kit.images.image_records import Image, ImageContext
+from sm120kit.images.wheel_layers import VENV
 
 Read = Callable[[str], str]
 """Reads a text of an image by its absolute path; empty if the image has no such file."""

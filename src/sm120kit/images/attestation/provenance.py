@@ -15,7 +15,7 @@ from sm120kit.core.errors import NotAttested
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import record_json
 from sm120kit.images.attestation import purls
-from sm120kit.images.records import ImageContext, PublishedImage
+from sm120kit.images.image_records import ImageContext, PublishedImage
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.images.attestation.base_packages import BasePackage
-from sm120kit.images.records import BuiltWheel
+from sm120kit.images.image_records import BuiltWheel
 from sm120kit.sources.records import LockedWheel
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sm120kit.core.record_files import record_json
 from sm120kit.images.attestation import purls
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin
-from sm120kit.images.records import BuiltWheel, Image, ImageContext
+from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.sources.records import LockedWheel
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """Verify images (``Image -> VerifiedImage``): run their checks, and tag an image only if none fails.
 
 The checks in ``suites/<kind>/checks.py`` run inside a container, as the image's user and without a network; an image must pass
-the checks of its parent kinds too. The container is the daemon's, or without one, that of :mod:`sm120kit.images.local`. Checks
-that a container cannot run on itself are in this module: size, history, base, and the device code of the modules, which are
-read from a copy.
+the checks of its parent kinds too. The container is the daemon's, or without one, that of :mod:`sm120kit.images.local_images`.
+Checks that a container cannot run on itself are in this module: size, history, base, and the device code of the modules, which
+are read from a copy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
-from sm120kit.images.context import built_locally, context_of
-from sm120kit.images.records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
-from sm120kit.images.wheels import VENV
+from sm120kit.images.image_inputs import built_locally, context_of
+from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
+from sm120kit.images.wheel_layers import VENV
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.recipes.schema import FLASHINFER_KEY
 from sm120kit.wheels.published import unverified_cache

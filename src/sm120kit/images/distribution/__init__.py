@@ -25,10 +25,10 @@ from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.images.distribution.compression import CompressedLayers, decompressed, is_recorded, note_pulled
 from sm120kit.images.distribution.credentials import DOCKER_HUB
-from sm120kit.images.distribution.session import Reply, Request, Session
+from sm120kit.images.distribution.registry_session import Reply, Request, Session
 from sm120kit.images.distribution.transfer import Blobs
+from sm120kit.images.image_records import Compression, image_content
 from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
-from sm120kit.images.records import Compression, image_content
 
 T = TypeVar("T")
 

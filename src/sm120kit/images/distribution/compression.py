@@ -24,8 +24,8 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import Mismatch, NotTrusted, RegistryFailed
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import owned_directory
+from sm120kit.images.image_records import Compression
 from sm120kit.images.oci import LAYER, Descriptor, Layout
-from sm120kit.images.records import Compression
 
 _CHUNK = 2**20
 _MAX_WINDOW_BYTES = 2**27

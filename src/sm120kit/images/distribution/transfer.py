@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import integer
-from sm120kit.images.distribution.session import Reply, Request, Session, TransferFailed
+from sm120kit.images.distribution.registry_session import Reply, Request, Session, TransferFailed
 from sm120kit.images.oci import Descriptor
 
 CHUNK_BYTES = 2**26

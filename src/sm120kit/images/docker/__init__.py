@@ -16,7 +16,7 @@ from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing
 from sm120kit.core.outside import parse_json
 from sm120kit.images.docker.calls import daemon_call, registry_call, report_status, require_disk_space
 from sm120kit.images.docker.unpacking import unpack
-from sm120kit.images.records import ContainerResult, Image, image_content, start_settings
+from sm120kit.images.image_records import ContainerResult, Image, image_content, start_settings
 
 _TIMEOUT_SECONDS = 600
 

@@ -25,9 +25,9 @@ from sm120kit.core.record_files import read_record
 from sm120kit.core.temporary import is_owned
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import base
-from sm120kit.images.context import LABEL
+from sm120kit.images.image_inputs import LABEL
+from sm120kit.images.image_records import ImageContext
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import ImageContext
 from sm120kit.patches import checkout, index_file
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import bases, lockfile, toolchain

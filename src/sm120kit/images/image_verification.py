@@ -13,9 +13,9 @@ from sm120kit.core.errors import NotVerified, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import backends, checks
 from sm120kit.images import base as base_layers
-from sm120kit.images import context as contexts
-from sm120kit.images.local import LocalImages
-from sm120kit.images.records import Image
+from sm120kit.images import image_inputs as contexts
+from sm120kit.images.image_records import Image
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import architectures, arguments, bases, configurations
 from sm120kit.sources.context import Options

@@ -9,7 +9,7 @@ from pathlib import Path
 from sm120kit.core.errors import BadInput, BadRecord, RegistryFailed
 from sm120kit.core.outside import file_problem
 from sm120kit.core.record_files import read_record
-from sm120kit.images.records import PublishedImage
+from sm120kit.images.image_records import PublishedImage
 
 FORMAT = 1
 

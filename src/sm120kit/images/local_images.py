@@ -25,8 +25,8 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import rootfs
+from sm120kit.images.image_records import ContainerResult, Image, start_settings
 from sm120kit.images.oci import Descriptor, Layout
-from sm120kit.images.records import ContainerResult, Image, start_settings
 from sm120kit.images.rootfs import LayerRecord, UnpackedLayer
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -84,7 +84,7 @@ class LocalImages:
         return (self.inspect(f"{name}@{digest}") or self.inspect(digest)) if digest else None
 
     def settings(self, reference: str) -> dict[str, Any]:
-        """The settings with which a container of an image starts, see :func:`sm120kit.images.records.start_settings`.
+        """The settings with which a container of an image starts, see :func:`sm120kit.images.image_records.start_settings`.
 
         Raises:
             NotFound: the layout does not have it.

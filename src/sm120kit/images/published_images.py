@@ -12,10 +12,10 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import attestation, checks, loading, registry
 from sm120kit.images.docker import Daemon
-from sm120kit.images.index import find_image, read_index
+from sm120kit.images.image_index import find_image, read_index
+from sm120kit.images.image_records import PublishedImage, VerifiedImage
 from sm120kit.images.label_changes import label_changes
 from sm120kit.images.oci import Layout
-from sm120kit.images.records import PublishedImage, VerifiedImage
 from sm120kit.images.stores import EveryStore
 from sm120kit.images.transports import ImageTransport, LayoutTransport
 
