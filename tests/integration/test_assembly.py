@@ -106,6 +106,16 @@ def test_image_has_the_files_and_settings_of_its_inputs(small: SmallImage) -> No
     assert "opt/cuda/lib64/stubs/libcuda.so" in entries
 
 
+def test_added_files_are_in_the_image_and_inputs_of_it(small: SmallImage) -> None:
+    plain, _ = small.assemble()
+    small.added = {"chat/template.jinja": "{{ messages }}\n", "start.sh": "#!/bin/sh\n"}
+    image, ran = small.assemble()
+    assert ran and image.canonical_name != plain.canonical_name and image.layers[:-1] == plain.layers[:-1]
+    for path, text in small.added.items():
+        assert content(small.layout, image.layers, f"opt/sm120kit/files/{path}").decode() == text
+    assert "opt/sm120kit/files/start.sh" not in tree(small.layout, plain.layers)
+
+
 def test_same_inputs_give_the_same_image_in_two_directories(tmp_path: Path) -> None:
     first, second = (SmallImage(tmp_path / name) for name in ("a", "much-longer-name"))
     for small in (first, second):

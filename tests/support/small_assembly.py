@@ -75,6 +75,7 @@ class SmallImage:
     read: list[str] = field(default_factory=list)
     python: tuple[str, ...] = (sys.executable,)
     labels: dict[str, str] = field(default_factory=dict)
+    added: dict[str, str] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -138,7 +139,8 @@ class SmallImage:
         """The image, and whether it was built. ``repacked`` are more wheels of ours, after that of FlashInfer."""
         wheels, all_ours = self.wheels(), (self.ours(ours), *repacked)
         labels = {"sm120kit.build-id": "f" * 64, **self.labels}
-        setup = image_inputs.ImageSetup("vllm", "vllm-1.0", labels, {"A": 'two "words" and $3'}, "1.0", ("vllm", "serve"))
+        env = {"A": 'two "words" and $3'}
+        setup = image_inputs.ImageSetup("vllm", "vllm-1.0", labels, env, "1.0", ("vllm", "serve"), files=self.added)
         name = f"debian-12@sha256:{'a' * 64}"
         digests = {path: file_sha256(path) for path in all_ours}
         described, settings, scripts = image_inputs.describe(setup, name, digests, [*wheels], self.workspace)

@@ -20,6 +20,7 @@ from sm120kit.images import image_inputs as contexts
 from sm120kit.images.image_records import Image, ImageContext
 from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import arguments, bases
+from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.records import Closure
 from sm120kit.sources.context import Options
 from sm120kit.sources.debian import ARCHITECTURES
@@ -211,6 +212,7 @@ def engine_setup(recipe: recipes.EngineRecipe, build_id: str, closure: Closure) 
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
         b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
+        files=read_added(recipe),
     )
 
 

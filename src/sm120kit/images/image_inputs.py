@@ -89,7 +89,8 @@ class ImageSetup:
     """Kind, recipe and environment of an image, and for an engine its start command ``serve`` and its ``usage``.
 
     ``labels`` are added to those that follow from the wheels. The default ``version`` is that of our FlashInfer. ``b12x`` is
-    the recipe's table of kernels to compile, or empty.
+    the recipe's table of kernels to compile, or empty. ``files`` are texts that are added, by path below
+    ``/opt/sm120kit/files``.
     """
 
     kind: str
@@ -100,6 +101,7 @@ class ImageSetup:
     serve: Sequence[str] = ()
     usage: str = ""
     b12x: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def describe(
@@ -206,7 +208,8 @@ def programs(setup: ImageSetup) -> dict[str, str]:
         return {}
     names = ("healthy.py", "serve.py", *([b12x.PROGRAM] if setup.b12x else []))
     request = {b12x.REQUEST: json.dumps(setup.b12x, sort_keys=True)} if setup.b12x else {}
-    return {name: (data_root() / PROGRAMS / name).read_text() for name in names} | {USAGE: setup.usage} | request
+    files = {f"files/{path}": text for path, text in setup.files.items()}
+    return {name: (data_root() / PROGRAMS / name).read_text() for name in names} | {USAGE: setup.usage} | request | files
 
 
 def entrypoint(serve: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from sm120kit.core import outside
 from sm120kit.core.errors import BadInput, did_you_mean
 from sm120kit.recipes.schema import (
+    ADDED,
     DAY,
     FILES,
     FLASHINFER_KEY,
@@ -178,6 +179,7 @@ _PATTERN_TEXTS = {
     r"^[\w.]+:[\w.]+$": "is not python.module:function",
     PINNED: "is not pinned: write name==version",
     DAY: "is not a day: write YYYY-MM-DD",
+    ADDED: "is not a path of at most 8 names below files/",
     FILES: "is not a path below site-packages, or a shell-style pattern of such paths",
     PLATFORM: "is not a platform: write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64",
     VARIABLE: "is not the name of a variable: capital letters, digits and _",

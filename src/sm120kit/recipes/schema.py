@@ -28,6 +28,7 @@ PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
 DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"
 PLATFORM = r"^manylinux_2_[0-9]+_(x86_64|aarch64)$"
 VARIABLE = r"^[A-Z][A-Z0-9_]*$"
+ADDED = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*){0,7}$"
 FILES = r"^[A-Za-z0-9_][A-Za-z0-9_.*?/+-]*$"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -269,6 +270,17 @@ class WrongRecord(Strict):
     reason: str
 
 
+class AddedFile(Strict):
+    """A text file that is added to the image as ``/opt/sm120kit/files/<path>``, by its sha256; ``reason`` is its use.
+
+    It lies in ``files/`` of the user's repository, or of the built-in data.
+    """
+
+    path: Annotated[RelativePath, StringConstraints(pattern=ADDED)]
+    sha256: Sha256
+    reason: str
+
+
 class EnginePart(Strict):
     """A part of an engine, and the reason why it is built from source or taken from the official wheel."""
 
@@ -364,6 +376,7 @@ class FlashInferRecipe(Strict):
     known_bad: ClassVar[tuple[KnownBad, ...]] = ()
     leave_out: ClassVar[tuple[FilesLeftOut, ...]] = ()
     wrong_record: ClassVar[tuple[WrongRecord, ...]] = ()
+    files: ClassVar[tuple[AddedFile, ...]] = ()
     b12x: ClassVar[None] = None
 
     @property
@@ -465,7 +478,7 @@ class EngineRecipe(Strict):
     at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
     ``patched`` are other wheels with patch series. ``kernel_source`` has the kernels of an engine without ``from_source``.
     ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does
-    not contain, ``wrong_record`` files that are not compared with RECORD.
+    not contain, ``wrong_record`` files that are not compared with RECORD. ``files`` are added to the image.
     """
 
     edition: Literal[1]
@@ -492,6 +505,7 @@ class EngineRecipe(Strict):
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
     leave_out: Annotated[tuple[FilesLeftOut, ...], Field(strict=False)] = ()
     wrong_record: Annotated[tuple[WrongRecord, ...], Field(strict=False)] = ()
+    files: Annotated[tuple[AddedFile, ...], Field(strict=False, max_length=100)] = ()
 
     delivers_image: ClassVar[bool] = True
     groups: ClassVar[dict[str, GroupTable]] = {}
@@ -505,6 +519,15 @@ class EngineRecipe(Strict):
             raise ValueError(f"{', '.join(again)} twice; the engine's own series is that of source or from_source")
         return patched
 
+    @field_validator("files")
+    @classmethod
+    def _added_once(cls, files: tuple[AddedFile, ...]) -> tuple[AddedFile, ...]:
+        paths = [each.path for each in files]
+        above = {"/".join(path.split("/")[:depth]) for path in paths for depth in range(1, path.count("/") + 1)}
+        if again := sorted({path for path in paths if paths.count(path) > 1 or path in above}):
+            raise ValueError(f"{', '.join(again)} is named twice, or is also a directory")
+        return files
+
     def inputs(self) -> dict[str, Any]:
         """The fields that decide the result, without prose, as in a lockfile."""
         prose: dict[str, Any] = {
@@ -512,9 +535,10 @@ class EngineRecipe(Strict):
             "environment": {"overrides": {"__all__": {"reason"}}},
             "leave_out": {"__all__": {"reason", "imports"}},
             "wrong_record": {"__all__": {"reason"}},
+            "files": {"__all__": {"reason"}},
             "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
-        optional = ("base", "source", "patched", "from_source", "b12x", "leave_out", "wrong_record")
+        optional = ("base", "source", "patched", "from_source", "b12x", "leave_out", "wrong_record", "files")
         absent = dict.fromkeys((key for key in optional if not getattr(self, key)), True)
         return self.model_dump(mode="json", exclude=prose | absent)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.recipes import bases
+from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.lockfile.contents import assemble, require_patched
 from sm120kit.recipes.lockfile.read import read_with_build_id
 from sm120kit.recipes.records import Closure, Lock
@@ -42,10 +43,12 @@ def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:
 
     Raises:
         Mismatch: the FlashInfer recipe or the base of an engine is not locked, or its lockfile is outdated.
+        BadInput, Mismatch: a file that the recipe adds to the image does not exist, or is another.
         BadInput: the base has another Python than the recipe, or a wheel that is to be patched is not locked.
     """
     flashinfer = target.flashinfer
     require_patched(target.recipe, closures)
+    read_added(target.recipe)
     rests_on = "" if target is flashinfer else f"{flashinfer.recipe.name} {flashinfer.build_id}"
     trees = flashinfer.series_tree, *target.python_trees(closures)
     lock = assemble(target.recipe, flashinfer.recipe, trees, flashinfer.overrides, closures, rests_on)
