@@ -96,6 +96,8 @@ def misplaced(page: Path) -> Iterator[str]:
             yield f"no header: {line}"
         if line.startswith("|") and re.fullmatch(r"[|:\- ]+", after) and re.search(r"\|\s*\|", line):
             yield f"an empty header: {line}"
+        if line.startswith("|") and re.search(r"`[^`|]*\\\|[^`|]*`", line):
+            yield f"the site prints the backslash: {line}"
     for path in re.findall(r"`((?:src|tests|ci|docs|recipes|patches|image_programs)/[\w./-]+)`", text):
         if not any((ROOT / f"{path}{suffix}").exists() for suffix in ("", ".patch")):
             yield f"there is no {path}"
