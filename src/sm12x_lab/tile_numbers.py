@@ -10,7 +10,7 @@ from sm12x_lab.emulation.records import Emulation
 from sm120kit.core import reporting
 from sm120kit.core.errors import CompileFailed
 from sm120kit.kernels import tables
-from sm120kit.kernels.records import NumericResult, NumericStatus, TileFacts
+from sm120kit.kernels.kernel_records import NumericResult, NumericStatus, TileFacts
 from sm120kit.recipes.target import Target
 from sm120kit.recipes.toolchain import compilers
 

@@ -30,8 +30,8 @@ from sm120kit.images import backends, checks
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
 from sm120kit.sources import resolver, wheelhouse
-from sm120kit.sources.context import Options
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels import parser_options
 from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 

@@ -17,7 +17,7 @@ from sm120kit.images import backends, image_inputs
 from sm120kit.images.image_records import Image
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels import parser_options
 
 

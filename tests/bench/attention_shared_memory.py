@@ -16,11 +16,11 @@ from pathlib import Path
 
 from sm120kit.core import toolchain
 from sm120kit.core.workspace import Workspace
-from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
 from sm120kit.kernels.tables import export_tree
 from sm120kit.kernels.tiles import introspect
 from sm120kit.recipes.target import resolve_flashinfer
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 SPARSE_MLA = """
 #include <cstdio>

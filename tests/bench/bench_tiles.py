@@ -20,7 +20,7 @@ from sm120kit.core import toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tiles
 from sm120kit.recipes.target import resolve_flashinfer
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 WARM = """
 import sys, time

@@ -40,11 +40,11 @@ from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import arguments
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import Origin
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels import pipeline
+from sm120kit.wheels.build_records import Artifacts, BuildRequest, Stage
 from sm120kit.wheels.image_wheels import EngineBuild
-from sm120kit.wheels.published import artifact_of, wheel_record
-from sm120kit.wheels.records import Artifacts, BuildRequest, Stage
+from sm120kit.wheels.published_wheels import artifact_of, wheel_record
 
 ROUNDS = 15
 FLOOR = "python -c 'import typer, pydantic'"

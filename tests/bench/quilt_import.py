@@ -28,7 +28,7 @@ from sm120kit import patches
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, GitPin
+from sm120kit.sources.source_records import Checkout, GitPin
 
 PACKAGES = """\
 acl ant apache2 arj attr audiofile bash bzip2 cdparanoia cowsay cpio cron cups curl cyrus-sasl2 dante dnsmasq e2fsprogs exim4

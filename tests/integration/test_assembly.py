@@ -28,7 +28,7 @@ from sm120kit.images.bytecode import BytecodeCache, ImagePython, compiler
 from sm120kit.images.image_records import ImageContext
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 SITE = f"opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 import itertools
 
-from sm120kit.bench import export, result_file
+from sm120kit.bench import result_export, result_file
 from sm120kit.bench.result_file import Environment, MeasuredCase, Result
 from sm120kit.bench.sample import Exchange, parse_sample
 from sm120kit.cli import app
@@ -93,14 +93,14 @@ def test_html_is_one_page_with_charts(measured: Path) -> None:
     assert page.tags.count("svg") == 2, "by concurrency, and by context"
     assert all(reference.startswith("#") for reference in page.references) and "@import" not in text
     assert "<b>model" not in text and "org/&lt;b&gt;model" in text and "2x &lt;x&gt;" in text
-    for label in (*(title for title, _, _ in export.CHARTS), "context depth 8,192"):
+    for label in (*(title for title, _, _ in result_export.CHARTS), "context depth 8,192"):
         assert label in text
     assert text == exported(measured, "b.html"), "the same bytes"
 
 
 def test_knee_is_marked_in_charts_and_shown(measured: Path) -> None:
     page = exported(measured, "a.html")
-    assert page.count(">knee</text>") == 2 * len(export.CHARTS), "one ring for each series in each chart by concurrency"
+    assert page.count(">knee</text>") == 2 * len(result_export.CHARTS), "one ring for each series in each chart by concurrency"
     shown = CliRunner().invoke(app, ["bench", "show", str(measured)])
     assert [line.partition(":")[0] for line in shown.output.splitlines() if line.startswith("knee")] == [
         "knee at concurrency 4 (40 output tokens at context depth 0)",
@@ -115,14 +115,14 @@ def test_charts_are_images(measured: Path) -> None:
         output = measured.parent / name
         assert CliRunner().invoke(app, ["bench", "show", str(measured), "-o", str(output)]).exit_code == 0
     first, again = ((measured.parent / name).read_bytes() for name in ("c.svg", "d.svg"))
-    assert first == again and first.count(b">knee</text>") == 2 * len(export.CHARTS)
+    assert first == again and first.count(b">knee</text>") == 2 * len(result_export.CHARTS)
     assert (measured.parent / "c.png").read_bytes() == (measured.parent / "d.png").read_bytes()
 
 
 def test_labels_beside_lines_do_not_overlap() -> None:
     for heights in ([0.0, 0.0, 0.01], [0.97, 0.98, 0.99, 1.0], [0.5] * 30, [0.2], []):
-        placed = export._spread(heights)
-        gap = min(export.LABEL_GAP, 1 / max(1, len(heights) - 1))
+        placed = result_export._spread(heights)
+        gap = min(result_export.LABEL_GAP, 1 / max(1, len(heights) - 1))
         assert all(after - before >= gap - 1e-9 for before, after in itertools.pairwise(placed))
         assert all(-1e-9 <= height <= 1 for height in placed)
 

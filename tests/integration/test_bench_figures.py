@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 from schedule_server import schedule_server
 
-from sm120kit.bench import Measurement, client, energy, environment, metrics, run, running_server, workload
+from sm120kit.bench import Measurement, bench_environment, client, energy, metrics, run, running_server, workload
 from sm120kit.bench.energy import Energy
 from sm120kit.bench.figures import summary
 from sm120kit.bench.metrics import Acceptance, PrefixCache
@@ -70,17 +70,17 @@ def test_tunnel_is_not_the_machine_of_the_server(tmp_path: Path) -> None:
     engine = tmp_path / "vllm"
     engine.write_text(SERVER.read_text())
     with schedule_server(script=str(engine)) as url:
-        assert environment.machine(url).kernel == platform.release()
+        assert bench_environment.machine(url).kernel == platform.release()
         relay = [sys.executable, RELAY, url.rpartition(":")[2], "vllm"]
         with subprocess.Popen(relay, stdout=subprocess.PIPE, text=True) as tunnel:
             assert tunnel.stdout
             far = f"http://127.0.0.1:{int(tunnel.stdout.readline())}"
             assert client.models(Endpoint.parse(far)) == ("schedule",)
-            assert environment.machine(far) == Machine()
-            assert environment.machine(far, given={"machine": "this"}).kernel == platform.release()
-            assert environment.machine(far, Served(configuration="x")).kernel == platform.release()
+            assert bench_environment.machine(far) == Machine()
+            assert bench_environment.machine(far, given={"machine": "this"}).kernel == platform.release()
+            assert bench_environment.machine(far, Served(configuration="x")).kernel == platform.release()
             tunnel.kill()
-        assert environment.machine(url, given={"machine": "another"}) == Machine()
+        assert bench_environment.machine(url, given={"machine": "another"}) == Machine()
 
 
 VLLM = """# TYPE vllm:spec_decode_num_draft_tokens_total counter

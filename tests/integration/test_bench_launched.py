@@ -21,7 +21,7 @@ import synthetic_hosts
 from typer.testing import CliRunner
 
 from sm120kit import serving
-from sm120kit.bench import Measurement, compare, launched, result_file, workload
+from sm120kit.bench import Measurement, compare_results, launched, result_file, workload
 from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
 from sm120kit.core.errors import BadInput, NotComparable, ServerFailed
@@ -119,7 +119,7 @@ def test_result_has_cases_of_every_restart(tmp_path: Path) -> None:
     assert served.variables == tuple(f"{name}={value}" for name, value in sorted(servers.configuration.environment.items()))
     assert result.environment.reported == {"id": "schedule", "root": "/nowhere"}
     # Compared with itself, the spread is between the starts.
-    first, second = compare.compare(result, result, []).cases
+    first, second = compare_results.compare(result, result, []).cases
     assert (first.between, second.between) == ("starts", "starts") and first.figures[0].beyond_spread is False
 
 
@@ -340,8 +340,8 @@ def test_result_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
     limited = replace(machine, power_limits_watts=(450.0, 600.0))
     other = replace(result, environment=replace(result.environment, machine=limited))
     with pytest.raises(NotComparable, match=r"machine\.power_limits_watts: 600\.0, 600\.0 / 450\.0, 600\.0"):
-        compare.compare(result, other, [])
-    assert "machine.driver" not in compare.compare(result, result, []).unknown
+        compare_results.compare(result, other, [])
+    assert "machine.driver" not in compare_results.compare(result, result, []).unknown
 
 
 def test_run_ends_when_the_server_goes_away(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from sm12x_lab.emulation import Emulator, Mainloop
 from sm120kit import patches, recipes
 from sm120kit.core import toolchain
 from sm120kit.core.workspace import Workspace
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 from sm120kit.sources import Origin, fetch
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ import pytest
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources import Origin, fetch
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import SdistPin
+from sm120kit.sources.source_records import SdistPin
 
 PIN = SdistPin("flashinfer", "flashinfer-python", "0.6.6", "0730ba7c7aad332961933bcebc5119762797161ede57d955f6fd199818ed1d92")
 COMMIT = "b23f79d4b9b9a53414aa1e044d14c1ab020b69e3"
@@ -51,7 +51,7 @@ def test_fetch_after_sigkill(fetched: Workspace, tmp_path: Path) -> None:
     root = tmp_path / "state"
     program = f"""
 from pathlib import Path
-from sm120kit.sources.records import SdistPin
+from sm120kit.sources.source_records import SdistPin
 from sm120kit.sources import Origin, fetch
 from sm120kit.core.workspace import Workspace
 fetch({PIN!r}, Workspace.open(Path({str(root)!r})), Origin({str(fetched.downloads)!r}))
@@ -92,7 +92,7 @@ exec {shutil.which("git")} "$@"
     root = tmp_path / "state"
     program = f"""
 from pathlib import Path
-from sm120kit.sources.records import SdistPin
+from sm120kit.sources.source_records import SdistPin
 from sm120kit.sources import Origin, fetch
 from sm120kit.core.workspace import Workspace
 fetch({PIN!r}, Workspace.open(Path({str(root)!r})), Origin({str(fetched.downloads)!r}))

@@ -14,12 +14,12 @@ from sm120kit.core import toolchain
 from sm120kit.core.memory import Costs
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.target import EngineTarget, resolve
-from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels import extensions, from_source
+from sm120kit.wheels.build_records import Module, Unit
 from sm120kit.wheels.compile import CompileSettings
 from sm120kit.wheels.extensions import cmake_program
-from sm120kit.wheels.records import Module, Unit
 
 
 def test_patched_vllm_builds_no_cutlass_2_kernels_for_sm12x(tmp_path: Path) -> None:

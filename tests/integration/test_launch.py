@@ -29,10 +29,10 @@ from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import Ending, ServerProcess, launch
-from sm120kit.serving import containers as serving_containers
+from sm120kit.serving import server_containers as serving_containers
 from sm120kit.serving.container import Mount, Scratch
-from sm120kit.serving.containers import in_use
 from sm120kit.serving.resolve import ServerLocation, resolve
+from sm120kit.serving.server_containers import in_use
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,9 +19,9 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import lockfile
 from sm120kit.recipes import toolchain as locked
 from sm120kit.recipes.target import FlashInferTarget, resolve_flashinfer
-from sm120kit.sources.context import Options
 from sm120kit.sources.origin import Origin
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import LockedWheel
 
 __all__ = ["bare"]
 

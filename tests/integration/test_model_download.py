@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from sm120kit.cli import app
 from sm120kit.core.errors import BadInput, FetchFailed, NotFound, OfflineMiss, ResourceUnavailable, Sm120kitError
 from sm120kit.recipes import configurations
-from sm120kit.serving import checkpoint, download
+from sm120kit.serving import checkpoint, model_download
 from sm120kit.serving.container import Mount, _model_mounts
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def home(hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def fetch(revision: str = "", *, offline: bool = False) -> Path:
-    return download.fetch(download.plan(configurations.load(NAME), revision, offline=offline))
+    return model_download.fetch(model_download.plan(configurations.load(NAME), revision, offline=offline))
 
 
 def start(step: str, hub: ModelHub, home: Path) -> subprocess.Popen[bytes]:
@@ -85,7 +85,7 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, co
     hub.slow = shard
     child = start("fetch", hub, home)
     assert hub.halfway.wait(60)
-    snapshot = download.cache_folder(REPOSITORY, COMMIT)
+    snapshot = model_download.cache_folder(REPOSITORY, COMMIT)
     while not others <= {path.name for path in snapshot.glob("*")}:
         assert child.poll() is None
     child.send_signal(sent)
@@ -97,10 +97,10 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, co
     for path, written in ((left, 1.0), (running, 1.0), (retrying, time.time() - 360)):
         path.touch()
         os.utime(path, (written, written))
-    plan = download.plan(configurations.load(NAME), "", offline=False)
+    plan = model_download.plan(configurations.load(NAME), "", offline=False)
     assert (plan.repository, plan.commit, plan.missing_bytes) == (REPOSITORY, COMMIT, len(hub.files[shard]))
     with WeakFileLock(home / "hub" / ".locks" / running.parents[1].name / "another.lock"):
-        assert download.fetch(plan) == snapshot
+        assert model_download.fetch(plan) == snapshot
     assert running.exists() and retrying.exists() and not left.exists(), "what another download writes stays"
     expected = {name: content for name, content in hub.files.items() if name != "pytorch_model.bin"}
     assert {path.name: path.read_bytes() for path in snapshot.iterdir()} == expected
@@ -127,14 +127,14 @@ def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.Monkey
         fetch()
     hub.repository = REPOSITORY
     hub.files["model-9.safetensors"] = _Huge()
-    plan = download.plan(configurations.load(NAME), "", offline=False)
+    plan = model_download.plan(configurations.load(NAME), "", offline=False)
     assert plan.missing_bytes > 2**59, "a command line can be printed for a machine with more space"
     with pytest.raises(ResourceUnavailable, match="GiB free"):
-        download.fetch(plan)
+        model_download.fetch(plan)
     assert not hub.sent, "refused before any file is requested"
     hub.files["config.json"] = _Huge()
     with pytest.raises(NotFound, match=r"config.json cannot be read: it has more than 64 MiB"):
-        download.preview(download.plan(configurations.load(NAME), "", offline=False))
+        model_download.preview(model_download.plan(configurations.load(NAME), "", offline=False))
     assert not hub.sent
 
 
@@ -142,7 +142,7 @@ LAST = "model-00002-of-00002.safetensors"
 
 
 def preview() -> checkpoint.Checkpoint:
-    return download.preview(download.plan(configurations.load(NAME), "", offline=False))
+    return model_download.preview(model_download.plan(configurations.load(NAME), "", offline=False))
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["ranges", "a server that ignores ranges"])
@@ -151,7 +151,7 @@ def test_model_is_read_before_its_shards_are_downloaded(
     first: int, whole: bool, hub: ModelHub, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the first request has only a part of a header."""
-    monkeypatch.setattr(download, "HEADER_BYTES", first)
+    monkeypatch.setattr(model_download, "HEADER_BYTES", first)
     hub.whole = whole
     hub.files["extra/model.safetensors"] = b"in a folder, which engines do not read"
     facts = preview()
@@ -258,7 +258,7 @@ def test_model_that_cannot_be_served_is_refused_before_the_download(
         assert f"{hub.repository} at {COMMIT}" in result.exception.message or code == 41
     else:
         assert result.exit_code == 0 and message in result.stdout and "2 MTP tensors" in result.stderr, result.output
-        snapshot = download.cache_folder(hub.repository, COMMIT)
+        snapshot = model_download.cache_folder(hub.repository, COMMIT)
         cache = snapshot.parents[1]
         mounts = {snapshot: f"/model/snapshots/{COMMIT}", cache / "blobs": "/model/blobs", cache.parent / "blobs": "/blobs"}
         for source, target in mounts.items():

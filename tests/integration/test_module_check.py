@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit.wheels.build_records import Module
 from sm120kit.wheels.check import tvm_ffi_loader
-from sm120kit.wheels.records import Module
 
 SOURCE = """
 extern "C" int contained(int);

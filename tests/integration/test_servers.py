@@ -19,8 +19,8 @@ from sm120kit.cli import app
 from sm120kit.core.errors import BadRecord, DaemonUnreachable, SystemRefused
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.serving import Run, containers
-from sm120kit.serving.containers import ServingContainer
+from sm120kit.serving import Run, server_containers
+from sm120kit.serving.server_containers import ServingContainer
 
 CACHE = "0123456789abcdef"
 PRINTED = "one\ntwo\n"
@@ -74,7 +74,7 @@ def test_stop_replaces_the_log_only_by_a_complete_one(
     logs: str, expected: str, docker: Callable[..., Path], server: ServingContainer
 ) -> None:
     docker(logs=logs, inspect="echo 0")
-    containers.stop(server)
+    server_containers.stop(server)
     assert kept(server) == (expected, "stopped")
 
 
@@ -83,7 +83,7 @@ def test_server_of_another_user_is_not_stopped(docker: Callable[..., Path], serv
     loop = tmp_path / "loop.json"
     loop.symlink_to(loop)  # not even root reads it
     with pytest.raises(SystemRefused, match="the record of s cannot be completed"):
-        containers.stop(ServingContainer("s", "a", "0", server.url, True, "Up", str(loop)))
+        server_containers.stop(ServingContainer("s", "a", "0", server.url, True, "Up", str(loop)))
     assert not calls.exists(), "the server runs on"
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_written_where_a_label_points(
         path.write_text(Path(server.record).read_text())
     before = (tmp_path / label).read_bytes()
     with pytest.raises(SystemRefused):
-        containers.stop(replace(server, record=f"{tmp_path}/{label}"))
+        server_containers.stop(replace(server, record=f"{tmp_path}/{label}"))
     assert (tmp_path / label).read_bytes() == before and not calls.exists()
 
 
@@ -110,7 +110,7 @@ def test_log_of_a_record_that_names_another_file(docker: Callable[..., Path], se
     path, mine = Path(server.record), tmp_path / "mine"
     mine.write_text("")
     write_record(path, replace(read_record(Run, path), log=str(mine)))
-    containers.stop(server)
+    server_containers.stop(server)
     assert mine.read_text() == "" and kept(server) == (PRINTED, "stopped")
 
 
@@ -118,7 +118,7 @@ def test_record_without_a_time_stops_nothing(docker: Callable[..., Path], server
     calls, path = docker(inspect="echo 0"), Path(server.record)
     write_record(path, replace(read_record(Run, path), started="²"))
     with pytest.raises(BadRecord):
-        containers.stop(server)
+        server_containers.stop(server)
     assert not calls.exists() and kept(server)[1] == ""
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Arch, Toolchain
+from sm120kit.wheels.build_records import BuildPlan, Generated, Module, Unit
 from sm120kit.wheels.compile import CompileSettings, compile_units
-from sm120kit.wheels.records import BuildPlan, Generated, Module, Unit
 
 NINJA = """
 flag = {module}

@@ -16,7 +16,7 @@ from small_engine import make_wheel
 from sm120kit import sources
 from sm120kit.core.errors import FetchFailed, ResourceUnavailable
 from sm120kit.core.workspace import Workspace
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 LARGE = 33 * 2**20
 """More than an index page may have."""

@@ -15,7 +15,7 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
 from sm120kit.recipes import target as targets
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 RECIPE = "sglang-0.5.11-b12x"
 ENGINE = data_root() / "image_programs"

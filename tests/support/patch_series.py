@@ -9,7 +9,7 @@ from sm120kit import patches
 from sm120kit.patches import export
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, GitPin, VendoredProject
+from sm120kit.sources.source_records import Checkout, GitPin, VendoredProject
 
 RECIPE = "flashinfer-0.6.6"
 KEY = b"k" * 32

@@ -21,7 +21,7 @@ from sm120kit.images.base import BaseLayer
 from sm120kit.images.image_records import Image
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 ORIGIN = {
     "recipe": "flashinfer-0.6.6",

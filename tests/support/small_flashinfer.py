@@ -13,7 +13,7 @@ from sm120kit import sources
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import image_inputs
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 PIP = LockedWheel(
     "pip", "26.3", "pip-26.3-py3-none-any.whl", "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"

@@ -25,7 +25,7 @@ from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin, of_debian_package, of_wheel
 from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.images.label_changes import label_changes
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 ROOT = Path(__file__).parents[2]
 CUTLASS_PATCH = ROOT / "patches" / "cutlass" / "single-k-block-mainloop.patch"

@@ -18,7 +18,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import CommandFailed
 from sm120kit.images import b12x, checks
 from sm120kit.images.image_records import CheckResult, Image, ImageStore
-from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
 
 CUBIN = Path(__file__).parent / "data" / "cubin" / "sm_120a.cubin"
 STATIC_BYTES = 128

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from sm120kit.bench import clocks, compare, environment, result_file, workload
+from sm120kit.bench import bench_environment, clocks, compare_results, result_file, workload
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.bench.metrics import Acceptance
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
@@ -396,10 +396,10 @@ def test_different_environment_are_refused_unless_ignored() -> None:
     before = result_of(measured(steady(0, 1.0, 0.1, 11)))
     after = result_of(measured(steady(0, 1.0, 0.05, 11)), about=replace(ABOUT, thinking="on", given={"gpu": "b"}))
     with pytest.raises(NotComparable) as caught:
-        compare.compare(before, after, ["thinking"])
+        compare_results.compare(before, after, ["thinking"])
     assert "given.gpu: a / b" in caught.value.message
     assert "thinking" not in caught.value.message
-    compared = compare.compare(before, after, ["thinking", "given.gpu"])
+    compared = compare_results.compare(before, after, ["thinking", "given.gpu"])
     (case,) = compared.cases
     assert compared.differ == {"thinking": ("off", "on"), "given.gpu": ("a", "b")}
     assert case.figures[0].ratio == pytest.approx(2)
@@ -408,7 +408,7 @@ def test_different_environment_are_refused_unless_ignored() -> None:
 def test_overlapping_spreads_are_not_beyond_the_spread() -> None:
     before = result_of(measured(steady(0, 1.0, 0.1, 11), steady(0, 1.0, 0.08, 11)))
     after = result_of(measured(steady(0, 1.0, 0.09, 11), steady(0, 1.0, 0.07, 11)))
-    (case,) = compare.compare(before, after, []).cases
+    (case,) = compare_results.compare(before, after, []).cases
     assert case.figures[0].beyond_spread is False
 
 
@@ -418,9 +418,11 @@ def test_comparison_has_errors_first_and_every_figure() -> None:
     failing = replace(good, samples=(good.samples[0], *(replace(one, error="HTTP 500") for one in good.samples[1:])))
     late = measured(*(replace(one, started=-5.0) for one in good.samples), concurrency=2)
     before = result_of(replace(good, concurrency=2), good)
-    first, second = compare.compare(before, result_of(late, failing), []).cases
+    first, second = compare_results.compare(before, result_of(late, failing), []).cases
     assert (first.concurrency, first.errors_before, first.errors_after, first.fails_more) == (1, (0, 4), (3, 4), True)
-    assert not second.fails_more and compare.compare(result_of(failing), result_of(good), []).cases[0].fails_more is False
+    assert (
+        not second.fails_more and compare_results.compare(result_of(failing), result_of(good), []).cases[0].fails_more is False
+    )
     figures = {figure.figure: figure for figure in second.figures}
     assert (figures["decode_tok_s"].ratio, figures["decode_tok_s"].beyond_spread) == (pytest.approx(1), False)
     assert figures["ttft"].before == (2.5, 1.0, 4.0) and figures["ttft"].after == (7.5, 6.0, 9.0)
@@ -438,7 +440,7 @@ def test_times_between_chunks_are_unknown_if_the_client_lagged() -> None:
 
 def test_results_without_a_common_case_are_refused() -> None:
     with pytest.raises(NotComparable, match="no case in common"):
-        compare.compare(result_of(measured(concurrency=1)), result_of(measured(concurrency=2)), [])
+        compare_results.compare(result_of(measured(concurrency=1)), result_of(measured(concurrency=2)), [])
 
 
 def test_partial_result_is_refused_unless_ignored() -> None:
@@ -446,11 +448,11 @@ def test_partial_result_is_refused_unless_ignored() -> None:
     partial = replace(complete, complete=False)
     for pair in ((complete, partial), (partial, partial)):
         with pytest.raises(NotComparable, match="complete: "):
-            compare.compare(*pair, [])
-        assert len(compare.compare(*pair, ["complete"]).cases) == 1
+            compare_results.compare(*pair, [])
+        assert len(compare_results.compare(*pair, ["complete"]).cases) == 1
     interrupted = replace(partial, cases=(replace(complete.cases[0], complete=False),))
     with pytest.raises(NotComparable, match="no case in common"):
-        compare.compare(complete, interrupted, ["complete"])
+        compare_results.compare(complete, interrupted, ["complete"])
 
 
 def test_spread_of_restarts_is_between_their_medians() -> None:
@@ -460,10 +462,10 @@ def test_spread_of_restarts_is_between_their_medians() -> None:
         *(replace(measured(*(steady(0, 1.0, gap, 11) for gap in gaps)), restart=number) for number, gaps in enumerate(starts))
     )
     faster = [replace(case, samples=(steady(0, 1.0, 1 / 12, 11),)) for case in before.cases]
-    (case,) = compare.compare(before, result_of(*faster), []).cases
+    (case,) = compare_results.compare(before, result_of(*faster), []).cases
     rate = case.figures[0]
     assert (case.between, rate.before, rate.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
-    (single,) = compare.compare(before, result_of(faster[0]), []).cases
+    (single,) = compare_results.compare(before, result_of(faster[0]), []).cases
     rate = single.figures[0]
     assert (single.between, rate.before, rate.beyond_spread) == ("requests", pytest.approx((10.5, 5, 20)), False)
 
@@ -474,10 +476,10 @@ def test_slower_restart_is_beyond_the_spread_of_requests_but_within_that_of_star
         for number, gap in enumerate((0.1, 0.2))
     ]
     first, second = (result_of(replace(case, restart=0)) for case in starts)
-    (between_requests,) = compare.compare(first, second, []).cases
+    (between_requests,) = compare_results.compare(first, second, []).cases
     assert (between_requests.between, between_requests.figures[0].beyond_spread) == ("requests", True)
     both = result_of(*starts)
-    (between_starts,) = compare.compare(both, both, []).cases
+    (between_starts,) = compare_results.compare(both, both, []).cases
     assert (between_starts.between, between_starts.figures[0].beyond_spread) == ("starts", False)
     _, lowest, highest = between_starts.figures[0].before or (0, 0, 0)
     assert highest / lowest == pytest.approx(2)
@@ -486,15 +488,15 @@ def test_slower_restart_is_beyond_the_spread_of_requests_but_within_that_of_star
 def test_environment_unknown_in_both_are_listed() -> None:
     known = replace(ABOUT, machine=Machine(driver="580.1", gpus=()), served=Served(lock="b"))
     results = result_of(measured(steady(0, 1.0, 0.1, 11)), about=known)
-    unknown = compare.compare(results, results, []).unknown
+    unknown = compare_results.compare(results, results, []).unknown
     assert "machine.cuda" in unknown and "served.image" in unknown
     assert not {"machine.driver", "machine.gpus", "served.lock"} & set(unknown)
-    every = compare.compare(result_of(*results.cases), result_of(*results.cases), []).unknown
-    assert compare.briefly(every) == "prompts_sha256, machine.*, served.*"
-    known_after = compare.compare(result_of(*results.cases), results, ["machine.driver", "machine.gpus", "served.lock"])
+    every = compare_results.compare(result_of(*results.cases), result_of(*results.cases), []).unknown
+    assert compare_results.briefly(every) == "prompts_sha256, machine.*, served.*"
+    known_after = compare_results.compare(result_of(*results.cases), results, ["machine.driver", "machine.gpus", "served.lock"])
     assert known_after.differ["machine.driver"] == ("unknown", "580.1") and "machine.driver" not in known_after.unknown
     with pytest.raises(NotComparable, match=r"served\.lock: b / unknown"):
-        compare.compare(results, result_of(*results.cases), ["machine.driver", "machine.gpus"])
+        compare_results.compare(results, result_of(*results.cases), ["machine.driver", "machine.gpus"])
 
 
 # ---- environment
@@ -534,12 +536,12 @@ def test_clocks_that_are_no_numbers() -> None:
 
 def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     commit = "0123456789" * 4
-    assert environment.revision(tmp_path / "snapshots" / commit) == commit
+    assert bench_environment.revision(tmp_path / "snapshots" / commit) == commit
     metadata = tmp_path / ".cache" / "huggingface" / "download"
     metadata.mkdir(parents=True)
-    assert environment.revision(tmp_path) is None
+    assert bench_environment.revision(tmp_path) is None
     (metadata / "config.json.metadata").write_text(f"{commit}\netag\n1770000000.0\n")
-    assert environment.revision(tmp_path) == commit
+    assert bench_environment.revision(tmp_path) == commit
 
 
 @pytest.mark.parametrize(
@@ -547,9 +549,9 @@ def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     [("http://127.0.0.1:8000", True), ("http://localhost", True), ("http://[::1]:1", True), ("http://10.0.0.1", False)],
 )
 def test_machine_is_known_only_on_loopback(url: str, local: bool) -> None:
-    assert environment.is_loopback(url) is local
+    assert bench_environment.is_loopback(url) is local
     if not local:
-        assert environment.machine(url) == Machine()
+        assert bench_environment.machine(url) == Machine()
 
 
 def test_workloads_are_in_the_data_directory() -> None:

@@ -30,8 +30,8 @@ from sm120kit.images.oci import LAYER, Layout
 from sm120kit.recipes import lockfile, toolchain
 from sm120kit.recipes.target import resolve_each
 from sm120kit.sources import download
-from sm120kit.sources.context import Options
-from sm120kit.sources.records import LockedWheel, SdistPin
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import LockedWheel, SdistPin
 
 NAME = "flashinfer-0.6.6"
 RECIPE = recipes.load_flashinfer(NAME)
@@ -46,7 +46,7 @@ DAY = 24 * 3600.0
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     monkeypatch.setenv("SM120KIT_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("sm120kit.serving.containers.in_use", frozenset)  # docker lists no server
+    monkeypatch.setattr("sm120kit.serving.server_containers.in_use", frozenset)  # docker lists no server
     Workspace.open()
     return Workspace.at()
 

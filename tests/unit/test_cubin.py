@@ -21,7 +21,7 @@ from sm120kit.cli.inspect import inspect_
 from sm120kit.core.errors import BadInput
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin import elf, fatbin
-from sm120kit.kernels.cubin.records import Kernel
+from sm120kit.kernels.cubin.cubin_records import Kernel
 
 DATA = Path(__file__).parent / "data" / "cubin"
 FIXTURES = sorted(path.name for path in DATA.iterdir() if path.suffix in (".cubin", ".fatbin", ".so", ".o"))

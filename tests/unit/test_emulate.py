@@ -19,7 +19,7 @@ from sm12x_lab import tile_numbers
 from sm12x_lab.emulation import Emulator, Mainloop
 from sm120kit.core.errors import CheckFailed, CompileFailed, ResourceUnavailable
 from sm120kit.core.records import Toolchain
-from sm120kit.kernels.records import NumericResult, NumericStatus, Tile, TileFacts
+from sm120kit.kernels.kernel_records import NumericResult, NumericStatus, Tile, TileFacts
 
 TILE = Tile("grouped", "nvfp4", 128, 128, 128, "none", False, "bf16")
 PROVEN = '{"passed": true, "outputs": 9, "mismatches": 0, "max_error": 0, "findings": {}}'
@@ -189,7 +189,7 @@ def test_interrupt_ends_compilers_and_keeps_finished_results(compiler: Compiler,
     program = f"""
 from pathlib import Path
 from sm12x_lab.emulation import Emulator, Mainloop
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 from sm120kit.core.records import Toolchain
 from sm120kit.core import signals
 signals.handle()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sm120kit.bench import export, figures
+from sm120kit.bench import figures, result_export
 from sm120kit.bench.figures import summary
 from sm120kit.bench.result_file import FORMAT, Environment, MeasuredCase, Result
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
@@ -162,10 +162,11 @@ def test_exported_figures_have_the_names_and_values_that_are_shown() -> None:
     measured = result_of(case(*(sample(arrivals([1] + [4] * 50, begin=begin)) for begin in (1.0, 21.0))))
     computed = summary(measured.cases[0])
     heads, values = (
-        [text.strip() for text in line.split("|")[1:-1]] for line in export.as_markdown([("a", measured)]).splitlines()[4:7:2]
+        [text.strip() for text in line.split("|")[1:-1]]
+        for line in result_export.as_markdown([("a", measured)]).splitlines()[4:7:2]
     )
     shown = dict(zip(heads, values, strict=True))
-    for name in export.FIGURES:
+    for name in result_export.FIGURES:
         assert shown[figures.COLUMNS[name][0]] == figures.text(computed, name)
     assert len({title for title, _ in figures.COLUMNS.values()}) == len(figures.COLUMNS)
 
@@ -175,17 +176,21 @@ HOSTILE = '=HYPERLINK("http://x")|<img src=x onerror=alert(1)>[a](javascript:b)\
 
 def test_names_of_models_are_neither_formulas_nor_markup() -> None:
     measured = [("@SUM(1)", result_of(case(sample(arrivals([1] * 9))), model=HOSTILE))]
-    table = export.as_csv(measured).splitlines()[1]
+    table = result_export.as_csv(measured).splitlines()[1]
     assert "'=HYPERLINK" in table and table.startswith("'@SUM(1),")
-    text = export.as_markdown(measured)
+    text = result_export.as_markdown(measured)
     assert not any(mark in text for mark in ("<img", "](", "`code`", "\n# title"))
-    assert "<img" not in export.in_markdown(HOSTILE) and "|" not in export.in_markdown(HOSTILE)
+    assert "<img" not in result_export.in_markdown(HOSTILE) and "|" not in result_export.in_markdown(HOSTILE)
 
 
 @pytest.mark.parametrize("value", ["=1", "+1", "-1", "@a", "\t=1", " =1", "\r=1", "|a", "%0A"])
 def test_text_that_a_spreadsheet_computes_is_quoted(value: str) -> None:
-    assert export.no_formula(value) == f"'{value}"
-    assert (export.no_formula(-5.0), export.no_formula("m=1"), export.no_formula(None)) == (-5.0, "m=1", None)
+    assert result_export.no_formula(value) == f"'{value}"
+    assert (result_export.no_formula(-5.0), result_export.no_formula("m=1"), result_export.no_formula(None)) == (
+        -5.0,
+        "m=1",
+        None,
+    )
 
 
 # ---- the time of parsing

@@ -15,8 +15,8 @@ import synthetic_hosts
 from sm120kit.core.errors import BadInput
 from sm120kit.hosts import doctor
 from sm120kit.hosts.facts import nvidia, pci, probe
+from sm120kit.hosts.facts.fact_records import ErrorCounters, Link
 from sm120kit.hosts.facts.reader import HostReader
-from sm120kit.hosts.facts.records import ErrorCounters, Link
 
 NAMES = sorted(synthetic_hosts.HOSTS)
 

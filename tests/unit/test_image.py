@@ -26,9 +26,9 @@ from sm120kit.images.image_records import Check, CheckResult, Image, ImageContex
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes.records import Closure
-from sm120kit.sources.context import Options
 from sm120kit.sources.origin import Origin
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import LockedWheel
 
 BASE = f"debian@sha256:{'a' * 64}"
 LABELS = {"sm120kit.build-id": "f" * 64}

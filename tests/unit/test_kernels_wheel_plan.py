@@ -13,12 +13,12 @@ from sm120kit.core.errors import NotFound, RequirementMissing
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.kernels.cubin import matching
-from sm120kit.kernels.cubin.records import Cubin, Kernel
+from sm120kit.kernels.cubin.cubin_records import Cubin, Kernel
 from sm120kit.patches.records import PatchedTree
-from sm120kit.sources.records import Checkout
+from sm120kit.sources.source_records import Checkout
 from sm120kit.wheels import kernel_wheel, plan
+from sm120kit.wheels.build_records import BuildPlan
 from sm120kit.wheels.compile import CompileSettings
-from sm120kit.wheels.records import BuildPlan
 
 RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
 TREE = PatchedTree(Checkout(RECIPE.pin, Path("/repository"), "c" * 40, "d" * 40), RECIPE.inside, "a" * 40, "b" * 40, ())

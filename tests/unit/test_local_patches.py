@@ -19,7 +19,7 @@ from small_engine import ENGINE, KERNELS, make_sdist, make_wheel
 from typer.testing import CliRunner
 
 from sm120kit import recipes
-from sm120kit.bench.environment import served_from
+from sm120kit.bench.bench_environment import served_from
 from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotVerified, PatchConflict, RegistryFailed
@@ -36,11 +36,11 @@ from sm120kit.recipes.target import EngineTarget, resolve, with_local
 from sm120kit.serving.resolve import _local_image
 from sm120kit.serving.supervise import Run
 from sm120kit.sources import Origin
-from sm120kit.sources.context import Options
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels import image_wheels
+from sm120kit.wheels.build_records import BuildRequest, Stage
 from sm120kit.wheels.overlay import build_overlay
-from sm120kit.wheels.records import BuildRequest, Stage
 
 CUTLASS = '[sources.cutlass]\ninside = "flashinfer"\npath = "3rdparty/cutlass"\nversion = "4.2.1"\n'
 LAYERS, MOE, HEADER = "vllm/layers.py", "b12x/moe.py", "include/cutlass/builder.inl"
@@ -365,7 +365,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.patches.local import read_local
 from sm120kit.recipes.target import resolve, with_local
 from sm120kit.sources import Origin
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels.overlay import build_overlay
 
 options = Options(Workspace.open(Path(sys.argv[1])), Origin(sys.argv[2], offline=True))

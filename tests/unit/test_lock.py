@@ -22,7 +22,7 @@ from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Lock, LockedFile
 from sm120kit.sources import resolver
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, LockedWheel, SdistPin, VendoredProject
+from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin, VendoredProject
 
 PLATFORM = "manylinux_2_35_x86_64"
 NAMES = recipes.names()

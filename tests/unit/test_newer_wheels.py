@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.workspace import Workspace
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels.newer_wheels import newer_wheels
 
 

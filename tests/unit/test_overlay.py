@@ -18,11 +18,11 @@ from sm120kit.core.errors import Mismatch, PatchConflict
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.patches.records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, LockedWheel, SdistPin
+from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin
 from sm120kit.wheels import plan
+from sm120kit.wheels.build_records import BuildPlan
 from sm120kit.wheels.overlay import pack_overlay, patched_members, write_patched_members
-from sm120kit.wheels.published import published
-from sm120kit.wheels.records import BuildPlan
+from sm120kit.wheels.published_wheels import published
 from sm120kit.wheels.repack import repacked_record
 
 RECIPE = recipes.load_engine("vllm-0.20.0")

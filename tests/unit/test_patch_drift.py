@@ -26,7 +26,7 @@ from sm120kit.core.errors import FetchFailed, NotFound, OfflineMiss, Sm120kitErr
 from sm120kit.core.workspace import Workspace
 from sm120kit.patches.records import PatchState
 from sm120kit.sources.origin import Origin
-from sm120kit.sources.records import SdistPin
+from sm120kit.sources.source_records import SdistPin
 
 FIXED = {BUILDER: changed(KERNEL, 10, "ten\n")}
 MOVED = {BUILDER: f"line 0\n{KERNEL}"}

@@ -15,7 +15,7 @@ from sm120kit.patches.format import Patch, parse
 from sm120kit.patches.locate import places
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, GitPin, VendoredProject
+from sm120kit.sources.source_records import Checkout, GitPin, VendoredProject
 
 HEAD = f"""\
 From {"0" * 40} Mon Sep 17 00:00:00 2001

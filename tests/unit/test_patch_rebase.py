@@ -38,7 +38,7 @@ from sm120kit.patches.rebase import SeriesMove, abort, begin, recipes_of, resume
 from sm120kit.patches.rebase_directory import MoveState
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, GitPin, VendoredProject
+from sm120kit.sources.source_records import Checkout, GitPin, VendoredProject
 
 NAMES = ("flashinfer-0.6.6", "flashinfer-0.7.2")
 NEW = {**BASE, VERSION_H: version_h("4.5.0"), "new.py": "new\n"}

@@ -40,7 +40,7 @@ from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefuse
 from sm120kit.patches import export
 from sm120kit.patches.records import PatchedTree, PatchState
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, VendoredProject
+from sm120kit.sources.source_records import Checkout, VendoredProject
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 from sm120kit import recipes
 from sm120kit.core.errors import CheckFailed, NotFound, RequirementMissing
 from sm120kit.core.records import Arch, LeftOut, Toolchain
-from sm120kit.kernels.records import Tile, TileFacts
+from sm120kit.kernels.kernel_records import Tile, TileFacts
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes.schema import UndefinedSymbols
-from sm120kit.sources.records import Checkout
+from sm120kit.sources.source_records import Checkout
 from sm120kit.wheels import image_wheels, plan
-from sm120kit.wheels.records import BuildPlan, BuildRequest, Generated, Stage
+from sm120kit.wheels.build_records import BuildPlan, BuildRequest, Generated, Stage
 
 RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
 TREE = PatchedTree(Checkout(RECIPE.pin, Path("/repository"), "c" * 40, "d" * 40), RECIPE.inside, "a" * 40, "b" * 40, ())

@@ -16,14 +16,14 @@ from sm12x_lab.proofs.side import _definitions
 from sm120kit import patches, sources
 from sm120kit.core.errors import BadInput, NotFound, PatchConflict
 from sm120kit.core.workspace import Workspace
-from sm120kit.kernels.cubin.records import Kernel
-from sm120kit.kernels.records import NumericStatus
+from sm120kit.kernels.cubin.cubin_records import Kernel
+from sm120kit.kernels.kernel_records import NumericStatus
 from sm120kit.patches import probes
 from sm120kit.patches.records import PatchState
 from sm120kit.recipes.target import resolve_flashinfer
-from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, GitPin
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import Checkout, GitPin
 
 ROOT = Path(__file__).parents[2]
 NEGATIVE = RECEIPTS / "negative" / "cutlass-published-effective-block-sf.patch"

@@ -27,7 +27,7 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.cubin import fatbin
 from sm120kit.wheels import flashinfer
-from sm120kit.wheels.records import BuildRequest
+from sm120kit.wheels.build_records import BuildRequest
 
 HEADER = ".version 8.8\n.target sm_120a\n.address_size 64\n"
 NAMES = re.findall(r"^FUNCTION \w+ (\w+)\(", library.SOURCE.read_text(), re.MULTILINE)

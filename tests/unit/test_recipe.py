@@ -12,7 +12,7 @@ import pytest
 from sm120kit import recipes
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.records import Arch
-from sm120kit.sources.records import SdistPin, VendoredProject
+from sm120kit.sources.source_records import SdistPin, VendoredProject
 
 GOOD = recipes.path_of("flashinfer-0.6.6")
 

@@ -26,10 +26,10 @@ from sm120kit.images.image_inputs import context_of
 from sm120kit.images.image_records import BuiltWheel, VerifiedImage
 from sm120kit.images.oci import Layout
 from sm120kit.images.remote_cache import ARTIFACT, CacheAccess, RegistryCache
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels.build_records import Artifacts, BuildPlan
 from sm120kit.wheels.plan import NO_TOOLCHAIN
-from sm120kit.wheels.published import published, push, remote_key, shared
-from sm120kit.wheels.records import Artifacts, BuildPlan
+from sm120kit.wheels.published_wheels import published, push, remote_key, shared
 
 KEY = "flashinfer-" + "a" * 64
 FILES = {"one.whl": b"wheel" * 1000, "logs/compile.log": b"compiled"}

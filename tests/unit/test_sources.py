@@ -30,11 +30,11 @@ from hostile_server import HostileServer, hostile_server
 from sm120kit.core import archives, retry
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss, Sm120kitError
 from sm120kit.core.workspace import Workspace
-from sm120kit.sources import Origin, archive, checkout_name, client, fetch, git_urls
+from sm120kit.sources import Origin, archive, checkout_name, fetch, git_urls, index_client
 from sm120kit.sources import submodules as upstream_trees
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, GitPin, SdistPin
 from sm120kit.sources.settings import Settings, settings_from
+from sm120kit.sources.source_records import Checkout, GitPin, SdistPin
 from sm120kit.sources.submodules import _resolve
 
 COMMIT = "0" * 40
@@ -670,7 +670,7 @@ def test_endless_download_is_stopped(
     workspace: Workspace, shelf: Path, hostile: HostileServer, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
 ) -> None:
     """There is one request: no retry, and none for the mirror's other location."""
-    monkeypatch.setattr(client, "MAX_FILE_BYTES", 2**20)
+    monkeypatch.setattr(index_client, "MAX_FILE_BYTES", 2**20)
     pin = put(shelf)
     for path in ("/demo-1.0.tar.gz", f"/{pin.sha256}/demo-1.0.tar.gz"):
         hostile.respond(path, **body)
@@ -692,7 +692,7 @@ def test_endless_download_is_stopped(
 def test_endless_index_page_is_stopped(
     workspace: Workspace, shelf: Path, hostile: HostileServer, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(client, "MAX_PAGE_BYTES", 2**18)
+    monkeypatch.setattr(index_client, "MAX_PAGE_BYTES", 2**18)
     hostile.respond("/", Content_Type=PAGE, **body)
     tracemalloc.start()
     try:
@@ -746,12 +746,12 @@ def test_mirror_with_special_file(workspace: Workspace, shelf: Path) -> None:
     ],
 )
 def test_allowed_redirects(url: str, target: str, follows: bool) -> None:
-    hook = client.connect(Settings()).event_hooks["response"][0]
+    hook = index_client.connect(Settings()).event_hooks["response"][0]
     response = httpx2.Response(302, headers={"Location": target}, request=httpx2.Request("GET", url))
     if follows:
         hook(response)
     else:
-        with pytest.raises(client.RefusedRedirect, match="redirects from"):
+        with pytest.raises(index_client.RefusedRedirect, match="redirects from"):
             hook(response)
 
 
@@ -947,7 +947,7 @@ def test_impossible_lengths(length: str) -> None:
     response = httpx2.Response(
         200, headers=[(b"Content-Length", length.encode()), (b"Content-Range", f"bytes 0-0/{length}".encode())]
     )
-    assert not client.content_length(response) and not client.whole_length(response)
+    assert not index_client.content_length(response) and not index_client.whole_length(response)
 
 
 def test_password_of_a_mirror_is_in_no_command_line(workspace: Workspace, tmp_path: Path) -> None:

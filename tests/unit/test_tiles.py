@@ -18,15 +18,15 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tables
-from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, NumericStatus, Tile, TileFacts
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, NumericResult, NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tables import export_tree
-from sm120kit.kernels.tiles import compare, diagnostics, introspect, listing
+from sm120kit.kernels.tiles import compare_tiles, diagnostics, introspect, listing
 from sm120kit.patches import index_file
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes.target import EngineTarget, resolve, resolve_flashinfer
-from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, GitPin
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import Checkout, GitPin
 
 ROOT = Path(__file__).parents[2]
 TILE = Tile("grouped", "nvfp4", 128, 128, 128, "finalize", False, "bf16")
@@ -401,7 +401,7 @@ def test_compare_pairs_kernels_and_merges_outputs() -> None:
     works = TileFacts(replace(TILE, k=64), True, True, scheduler="persistent", stages=4, smem_bytes=90000)
     before = [over, replace(over, tile=half), broken]
     after = [good, replace(good, tile=half), works, replace(works, scheduler="stream-k")]
-    rows = compare.compare_tables(before, after)
+    rows = compare_tiles.compare_tables(before, after)
     assert [(row.tile.k, row.tile.output, row.changed) for row in rows] == [
         (128, "bf16, f16", True),
         (64, "bf16", True),
@@ -409,7 +409,7 @@ def test_compare_pairs_kernels_and_merges_outputs() -> None:
     ]
     assert rows[0].before and rows[0].after and (rows[0].before.stages, rows[0].after.stages) == (3, 2)
     assert all(row.before and row.before.why_not == "no" for row in rows[1:])
-    assert not any(row.changed for row in compare.compare_tables(after, after))
+    assert not any(row.changed for row in compare_tiles.compare_tables(after, after))
 
 
 def test_numbers_count_as_changed_only_if_both_sides_were_emulated() -> None:
@@ -417,7 +417,7 @@ def test_numbers_count_as_changed_only_if_both_sides_were_emulated() -> None:
     proven = replace(unknown, numbers=NumericResult(NumericStatus.PROVEN, "", 9))
     wrong = replace(unknown, numbers=NumericResult(NumericStatus.WRONG, "k tile lost", 9, 9))
     for before, after, changed in [(wrong, proven, True), (unknown, proven, False), (proven, proven, False)]:
-        (row,) = compare.compare_tables([before], [after])
+        (row,) = compare_tiles.compare_tables([before], [after])
         assert row.changed is changed
 
 
@@ -426,7 +426,7 @@ import sys
 from pathlib import Path
 from sm120kit.core import signals
 from sm120kit.core.records import Toolchain
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 from sm120kit.kernels.tiles import introspect, listing
 signals.handle()
 home = Path(sys.argv[1])

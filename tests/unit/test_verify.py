@@ -25,7 +25,7 @@ from sm120kit import patches
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.records import LeftOut, Toolchain
-from sm120kit.kernels.records import Tile, TileFacts
+from sm120kit.kernels.kernel_records import Tile, TileFacts
 
 RECORDED = Path(__file__).with_name("data") / "verify"
 PASSED = (RECORDED / "passed.jsonl").read_text().splitlines()

@@ -18,9 +18,9 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import target as targets
 from sm120kit.sources import Origin, fetch
-from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, WheelPin
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import Checkout, WheelPin
 from sm120kit.wheels import from_source
 
 NAME = "demo-1.0-cp311-cp311-linux_x86_64.whl"

@@ -14,8 +14,8 @@ import pytest
 from sm120kit.core import reporting
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources.origin import Origin
-from sm120kit.sources.records import LockedWheel
 from sm120kit.sources.releases import Releases
+from sm120kit.sources.source_records import LockedWheel
 from sm120kit.sources.withdrawn import Withdrawals
 
 SHA = "a" * 64

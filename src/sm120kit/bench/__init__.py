@@ -13,7 +13,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sm120kit.bench import client, clocks, energy, environment, metrics, result_file, resume, saturation, settings, workload
+from sm120kit.bench import (
+    bench_environment,
+    client,
+    clocks,
+    energy,
+    metrics,
+    result_file,
+    resume,
+    run_settings,
+    saturation,
+    workload,
+)
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.core.digests import digest_of
@@ -79,10 +90,10 @@ def running_server(
     """A server that is running already, with the model to measure, and how it was started if launch's ``record`` is given.
 
     Raises:
-        Sm120kitError: see :func:`choose_model` and :func:`sm120kit.bench.environment.served_by_record`.
+        Sm120kitError: see :func:`choose_model` and :func:`sm120kit.bench.bench_environment.served_by_record`.
     """
     model = choose_model(endpoint, requested, preferred)
-    served = environment.served_by_record(record, endpoint.url) if record else Served()
+    served = bench_environment.served_by_record(record, endpoint.url) if record else Served()
     return MeasuredServer(endpoint, model, served)
 
 
@@ -176,7 +187,7 @@ def _planned(measurement: Measurement) -> dict[str, Any]:
         "thinking": named.workload.thinking,
         "temperature": named.workload.temperature,
         "order_seed": measurement.seed,
-        "client": environment.client(),
+        "client": bench_environment.client(),
         "given": dict(measurement.given),
         "prompts_sha256": digest_of(workload.prompts(named.workload)),
     }
@@ -186,9 +197,9 @@ def _environment(server: MeasuredServer, measurement: Measurement) -> Environmen
     return Environment(
         url=server.endpoint.url,
         model=server.model,
-        reported={**client.server_info(server.endpoint, server.model), **settings.published(server.endpoint)},
+        reported={**client.server_info(server.endpoint, server.model), **run_settings.published(server.endpoint)},
         served=server.served,
-        machine=environment.machine(server.endpoint.url, server.served, measurement.given),
+        machine=bench_environment.machine(server.endpoint.url, server.served, measurement.given),
         **_planned(measurement),
     )
 

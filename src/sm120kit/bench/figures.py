@@ -15,7 +15,7 @@ from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.sample import Sample
 
 if TYPE_CHECKING:
-    from sm120kit.bench.compare import CaseDifference
+    from sm120kit.bench.compare_results import CaseDifference
     from sm120kit.bench.workload import Case
 
 LAG_SECONDS = 0.1

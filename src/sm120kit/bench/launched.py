@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sm120kit import bench, serving
-from sm120kit.bench import MeasuredServer, Measurement, environment, resume
+from sm120kit.bench import MeasuredServer, Measurement, bench_environment, resume
 from sm120kit.bench.result_file import Result
 from sm120kit.core.urls import Endpoint
 from sm120kit.recipes import configurations
@@ -50,7 +50,7 @@ def measure(
     def work(run: Run, number: int) -> None:
         endpoint = Endpoint.parse(run.url, serving.api_key(configuration))
         model = bench.choose_model(endpoint, None, configuration.model.repository)
-        served = environment.with_values(environment.served_from(run), _public_environment(configuration))
+        served = bench_environment.with_values(bench_environment.served_from(run), _public_environment(configuration))
         server = MeasuredServer(endpoint, model, served)
         for index, measurement in enumerate(measurements):
             results[index] = bench.run(server, measurement, results[index], start=number, last_start=number == restarts)

@@ -13,7 +13,7 @@ from sm120kit.cli.options import Json, Overwrite
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.bench.compare import CaseDifference
+    from sm120kit.bench.compare_results import CaseDifference
     from sm120kit.bench.result_file import MeasuredCase, Result
 
 
@@ -54,7 +54,7 @@ def show(
 
 
 def _export(results: Sequence[Path], output: Path, slo: list[str], overwrite: bool) -> None:
-    from sm120kit.bench import export as exports
+    from sm120kit.bench import result_export as exports
     from sm120kit.bench import result_file, saturation
     from sm120kit.core.atomic_writes import write_atomic
     from sm120kit.core.disk import require_new, require_writable
@@ -83,7 +83,7 @@ def compare(
     Every figure is compared. Refused if the environments differ in what is not ignored. Exit code 1 if a larger share of
     requests failed than before.
     """
-    from sm120kit.bench import compare as comparison
+    from sm120kit.bench import compare_results as comparison
     from sm120kit.bench import figures, result_file
 
     ignored = [name.strip() for name in ignore.split(",") if name.strip()]
@@ -167,7 +167,8 @@ TABLES = (
 
 
 def _print(result: Result) -> None:
-    from sm120kit.bench import clocks, compare, figures, saturation
+    from sm120kit.bench import clocks, figures, saturation
+    from sm120kit.bench import compare_results as compare
 
     console.data(figures.about(result))
     setup = {name: text for name, text in compare.environment(result).items() if name.startswith(("machine.", "served."))}

@@ -17,9 +17,9 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from sm120kit.images.checks import CheckReport
     from sm120kit.recipes.target import EngineTarget
-    from sm120kit.sources.context import Options
+    from sm120kit.sources.run_options import Options
+    from sm120kit.wheels.build_records import BuildRequest, Stage
     from sm120kit.wheels.compile import Progress
-    from sm120kit.wheels.records import BuildRequest, Stage
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class KernelOptions:
             NotFound: an arch or the stage does not exist.
         """
         from sm120kit.recipes import parse_arch
-        from sm120kit.wheels.records import BuildRequest
+        from sm120kit.wheels.build_records import BuildRequest
 
         archs = tuple(parse_arch(text) for text in self.arch or ())
         return BuildRequest(archs, self.kernels, from_source, _stage(stage))
@@ -95,7 +95,7 @@ def build(
     from sm120kit.core.disk import require_output_directory
     from sm120kit.patches.local import read_local
     from sm120kit.wheels import pipeline
-    from sm120kit.wheels.records import Stage, WheelBuild
+    from sm120kit.wheels.build_records import Stage, WheelBuild
 
     request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
     options = cache.used_by(sources.run_options(limits))
@@ -157,7 +157,7 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
     from sm120kit.patches.local import read_local
     from sm120kit.recipes.target import resolve, with_local
     from sm120kit.wheels import image_wheels
-    from sm120kit.wheels.records import BuildRequest
+    from sm120kit.wheels.build_records import BuildRequest
 
     local = read_local(patches)
     target = with_local(resolve(recipe, options), local).engine
@@ -175,7 +175,7 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
 
 def _stage(text: str) -> Stage:
     from sm120kit.core.errors import NotFound
-    from sm120kit.wheels.records import Stage
+    from sm120kit.wheels.build_records import Stage
 
     try:
         return Stage(text)

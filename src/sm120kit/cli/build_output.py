@@ -11,14 +11,14 @@ from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.images.checks import CheckReport
-    from sm120kit.sources.context import Options
+    from sm120kit.sources.run_options import Options
+    from sm120kit.wheels.build_records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
     from sm120kit.wheels.image_wheels import EngineBuild
-    from sm120kit.wheels.records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
 
 
 def show_stage(result: WheelBuild | EngineBuild, stage: Stage, seconds: float, options: Options, *, json: bool) -> None:
     """Print the result of a build that stopped before the wheel: its plan, if that is the stage."""
-    from sm120kit.wheels.records import Stage, WheelBuild
+    from sm120kit.wheels.build_records import Stage, WheelBuild
 
     engine, wheel = (None, result) if isinstance(result, WheelBuild) else (result, result.flashinfer)
     if json:
@@ -137,7 +137,7 @@ def _show_repacked_wheel(wheel: RepackedWheel) -> None:
 
 def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds: float) -> None:
     """Print what was built; ``paths`` are the copies of the wheels."""
-    from sm120kit.wheels.records import WheelBuild
+    from sm120kit.wheels.build_records import WheelBuild
 
     wheel = result if isinstance(result, WheelBuild) else result.flashinfer
     assert wheel.artifacts is not None

@@ -143,13 +143,13 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
     """
     from sm120kit.core.errors import DaemonUnreachable, RequirementMissing
     from sm120kit.images import state_entries
-    from sm120kit.serving import containers
+    from sm120kit.serving import server_containers
 
     kept = [entry for entry in entries if entry.kind not in ("servers", "records")]
     if len(kept) == len(entries):
         return entries
     try:
-        return state_entries.without(entries, containers.in_use())
+        return state_entries.without(entries, server_containers.in_use())
     except RequirementMissing:
         return entries
     except DaemonUnreachable as error:
@@ -161,7 +161,7 @@ def _targets(workspace: Workspace, files: Sequence[str]) -> Iterator[Target]:
     """The recipes that come with sm120kit, and those of ``files``."""
     from sm120kit import recipes
     from sm120kit.recipes.target import resolve_each
-    from sm120kit.sources.context import Options
+    from sm120kit.sources.run_options import Options
 
     return resolve_each((*recipes.names(), *files), Options(workspace))
 

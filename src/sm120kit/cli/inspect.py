@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from sm120kit.kernels.cubin.records import Kernel
+    from sm120kit.kernels.cubin.cubin_records import Kernel
 
 HEAD, TAIL = 120, 40
 

@@ -213,7 +213,7 @@ def kld(
 
 def _save(path: Path, model: ComparedModel, text: TokenizedText, windowing: Windowing, top: int) -> None:
     from sm120kit.kld import save
-    from sm120kit.kld.reference import ReferenceText
+    from sm120kit.kld.reference_model import ReferenceText
 
     with console.progress() as progress:
         task = progress.add_task("windows", total=windowing.windows)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from sm120kit.core.urls import Endpoint
     from sm120kit.images.attestation import Signer
     from sm120kit.images.published_images import Source
-    from sm120kit.sources.context import Options as RunOptions
-    from sm120kit.sources.records import DebianArchives
+    from sm120kit.sources.run_options import Options as RunOptions
+    from sm120kit.sources.source_records import DebianArchives
 
 SHARED = frozenset(
     {
@@ -249,7 +249,7 @@ class DebianSources:
 
     def archives(self) -> DebianArchives:
         """These archives as part of an origin."""
-        from sm120kit.sources.records import DebianArchives
+        from sm120kit.sources.source_records import DebianArchives
 
         return DebianArchives(tuple(self.debian_mirror or ()), self.debian_keyring)
 
@@ -272,7 +272,7 @@ class Sources:
         """
         from sm120kit.core.workspace import Workspace
         from sm120kit.sources import Origin
-        from sm120kit.sources.context import Options
+        from sm120kit.sources.run_options import Options
 
         origin = Origin(self.mirror, self.index_url, tuple(self.find_links or ()), self.offline, debian.archives())
         memory_bytes = int(limits.memory * 2**30) if limits.memory is not None else None
@@ -534,7 +534,7 @@ def given_values(texts: list[str]) -> dict[str, str]:
     Raises:
         typer.BadParameter: not NAME=VALUE, or a name that results do not record.
     """
-    from sm120kit.bench.environment import GIVEN
+    from sm120kit.bench.bench_environment import GIVEN
     from sm120kit.core.errors import did_you_mean
 
     values = {}

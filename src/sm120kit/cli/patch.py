@@ -166,7 +166,7 @@ def export(
     from sm120kit.core.workspace import Workspace
     from sm120kit.patches.checkout import PATCHES
     from sm120kit.recipes.target import resolve_source
-    from sm120kit.sources.context import Options
+    from sm120kit.sources.run_options import Options
 
     workspace = Workspace.open(state)
     source = resolve_source(recipe, Options(workspace), project)

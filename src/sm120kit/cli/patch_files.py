@@ -14,7 +14,7 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from sm120kit.patches import Patch
     from sm120kit.recipes.target import PatchSource
-    from sm120kit.sources.context import Options
+    from sm120kit.sources.run_options import Options
 
 RecipeOption = Annotated[
     str,

@@ -13,7 +13,7 @@ from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.patches.rebase import RebaseProgress, SeriesMove
-    from sm120kit.sources.context import Options
+    from sm120kit.sources.run_options import Options
 
 
 @dataclass(frozen=True)

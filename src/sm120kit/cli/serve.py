@@ -133,21 +133,21 @@ class ModelSource:
         ``check`` is called with this before the download.
 
         Raises:
-            Sm120kitError: see :func:`sm120kit.serving.download.plan` and :func:`sm120kit.serving.download.preview`.
+            Sm120kitError: see :func:`sm120kit.serving.model_download.plan` and :func:`sm120kit.serving.model_download.preview`.
         """
-        from sm120kit.serving import download
+        from sm120kit.serving import model_download
 
         if self.model:
             return self.model, None
-        needed = download.plan(configuration, self.revision, offline=self.offline)
+        needed = model_download.plan(configuration, self.revision, offline=self.offline)
         console.info(f"model    {needed.repository} at {needed.commit}; {needed.missing_bytes / 1e9:.1f} GB to download")
         if not needed.missing_bytes:
-            return download.fetch(needed), None
-        facts = download.preview(needed)
+            return model_download.fetch(needed), None
+        facts = model_download.preview(needed)
         check(facts)
         if planned:
-            return download.cache_folder(needed.repository, needed.commit), facts
-        return download.fetch(needed), None
+            return model_download.cache_folder(needed.repository, needed.commit), facts
+        return model_download.fetch(needed), None
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ def serve_(
     from sm120kit.serving.nodes import differences, preparation
     from sm120kit.serving.resolve import on_node, resolve
     from sm120kit.sources import Origin
-    from sm120kit.sources.context import Options
+    from sm120kit.sources.run_options import Options
 
     nodes = spanned.each(planned, server.port)
     roots = planned.roots(len(nodes))

@@ -17,9 +17,9 @@ ServerName = Annotated[
 
 def ps(*, json: Json = False) -> None:
     """List the servers that serve started."""
-    from sm120kit.serving import containers
+    from sm120kit.serving import server_containers
 
-    listed = containers.listed()
+    listed = server_containers.listed()
     if json:
         console.json_data(listed)
         return
@@ -44,9 +44,9 @@ def metrics(
     """
     from sm120kit.bench.metrics import observe
     from sm120kit.core.urls import Endpoint
-    from sm120kit.serving import containers
+    from sm120kit.serving import server_containers
 
-    container = containers.find(server)
+    container = server_containers.find(server)
     observed = observe(Endpoint.parse(container.url, key_of(api_key)), seconds)
     if json:
         console.json_data(observed)
@@ -72,11 +72,11 @@ def logs(
 ) -> None:
     """Print what a server printed."""
     from sm120kit.core.signals import Interrupted
-    from sm120kit.serving import containers
+    from sm120kit.serving import server_containers
 
-    container = containers.find(server)
+    container = server_containers.find(server)
     try:
-        containers.logs(container, console.data, follow=follow)
+        server_containers.logs(container, console.data, follow=follow)
     except Interrupted:
         if not follow:
             raise
@@ -87,8 +87,8 @@ def stop(server: ServerName = "") -> None:
 
     Its log and the record of its run stay in the state directory.
     """
-    from sm120kit.serving import containers
+    from sm120kit.serving import server_containers
 
-    container = containers.find(server)
-    containers.stop(container)
+    container = server_containers.find(server)
+    server_containers.stop(container)
     console.info(f"stopped: {container.name}")

@@ -12,8 +12,8 @@ from sm120kit.cli import plugins
 from sm120kit.cli.options import SourceRecipeName, Sources
 
 if TYPE_CHECKING:
-    from sm120kit.kernels.records import TileFacts
-    from sm120kit.kernels.tiles.compare import TileComparison
+    from sm120kit.kernels.kernel_records import TileFacts
+    from sm120kit.kernels.tiles.compare_tiles import TileComparison
     from sm120kit.recipes.target import Target
 
 
@@ -54,7 +54,7 @@ def tiles_(
     """
     from sm120kit.core import console
     from sm120kit.kernels import tables
-    from sm120kit.kernels.tiles import compare
+    from sm120kit.kernels.tiles import compare_tiles
     from sm120kit.recipes.target import resolve
 
     if emulate and _tile_numbers() is None:
@@ -75,7 +75,7 @@ def tiles_(
         sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
         console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})
         return
-    rows = compare.compare_tables(before, after)
+    rows = compare_tiles.compare_tables(before, after)
     shown = [row for row in rows if row.changed or not changed]
     console.table(
         (

@@ -29,7 +29,7 @@ from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.wheel_layers import VENV, Exceptions, WheelContents
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 FORMAT = 3
 """Version of what this module writes; part of the inputs of each layer."""

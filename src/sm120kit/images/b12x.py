@@ -26,8 +26,8 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import cubin
-from sm120kit.kernels.cubin.records import Kernel
-from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, NumericResult, Tile, TileFacts
+from sm120kit.kernels.cubin.cubin_records import Kernel
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, NumericResult, Tile, TileFacts
 from sm120kit.kernels.tiles.introspect import TileFactsRecord
 from sm120kit.recipes.target import EngineTarget, PatchSource
 from sm120kit.sources import wheelhouse

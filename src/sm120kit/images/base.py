@@ -39,7 +39,7 @@ from sm120kit.images.local_images import DEFAULT_PATH
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes import bases
 from sm120kit.sources import debian
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 FORMAT = 1
 """Raised when the layer of a base changes without its lockfile."""

@@ -22,10 +22,10 @@ from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import arguments, bases
 from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.records import Closure
-from sm120kit.sources.context import Options
 from sm120kit.sources.debian import ARCHITECTURES
+from sm120kit.sources.run_options import Options
+from sm120kit.wheels.build_records import WheelBuild
 from sm120kit.wheels.image_wheels import EngineBuild
-from sm120kit.wheels.records import WheelBuild
 
 _UNPACKED_RATIO = 2.3
 """Bytes of layers for each byte of a wheel; 9.6 GB of 4.2 GB for vLLM 0.33.0. Layers are stored twice: packed, and as files."""

@@ -27,7 +27,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext, image_name
 from sm120kit.recipes import Recipe, bases
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 LABEL = "sm120kit."
 """Prefix of sm120kit's labels."""
@@ -78,7 +78,7 @@ _ORIGIN: dict[str, type] = {
     **dict.fromkeys(("archs", "kernel_groups", "modules", "patches", "inside"), list),
     "pin": dict,
 }
-"""What ``sm120kit.json`` of a wheel contains, see :func:`sm120kit.wheels.published.wheel_record`."""
+"""What ``sm120kit.json`` of a wheel contains, see :func:`sm120kit.wheels.published_wheels.wheel_record`."""
 
 NVIDIA = "nvidia-"
 """Prefix of the names of NVIDIA's distributions: gigabytes that seldom change, in layers of their own."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sm120kit.core.digests import digest_of
-from sm120kit.sources.records import LockedWheel
-from sm120kit.wheels.records import Artifact
+from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels.build_records import Artifact
 
 
 @dataclass(frozen=True)

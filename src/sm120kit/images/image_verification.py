@@ -18,8 +18,8 @@ from sm120kit.images.image_records import Image
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import architectures, arguments, bases, configurations
-from sm120kit.sources.context import Options
 from sm120kit.sources.debian import ARCHITECTURES
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels.pack import local_version
 
 LEFT_OUT = {

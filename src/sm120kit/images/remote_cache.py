@@ -24,7 +24,7 @@ from sm120kit.images import attestation
 from sm120kit.images.distribution import RegistryClient, RemoteArtifact
 from sm120kit.images.image_index import require_repository
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES, TITLE, Descriptor
-from sm120kit.sources.client import MAX_FILE_BYTES
+from sm120kit.sources.index_client import MAX_FILE_BYTES
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class CacheAccess:
 
 
 class RegistryCache:
-    """A cache in a repository of a registry, ``registry/name``; see :class:`sm120kit.sources.context.RemoteCache`."""
+    """A cache in a repository of a registry, ``registry/name``; see :class:`sm120kit.sources.run_options.RemoteCache`."""
 
     def __init__(self, repository: str, access: CacheAccess) -> None:
         """Contact the registry at the first request.

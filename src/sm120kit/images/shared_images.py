@@ -23,9 +23,9 @@ from sm120kit.images.oci import Layout
 from sm120kit.images.transports import LayoutTransport
 from sm120kit.recipes import bases
 from sm120kit.recipes.target import EngineTarget
-from sm120kit.sources.context import Options, RemoteCache
+from sm120kit.sources.run_options import Options, RemoteCache
+from sm120kit.wheels.build_records import BuildRequest
 from sm120kit.wheels.plan import PLAN_FORMAT
-from sm120kit.wheels.records import BuildRequest
 
 RECORD = "image.json"
 

@@ -33,7 +33,7 @@ from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import bases, lockfile, toolchain
 from sm120kit.recipes.records import Lock
 from sm120kit.recipes.target import Target
-from sm120kit.sources.records import GitPin, Pin
+from sm120kit.sources.source_records import GitPin, Pin
 
 _SHA256 = r"[0-9a-f]{64}"
 _RECORD = rf"{_SHA256}\.json"

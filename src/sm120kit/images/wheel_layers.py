@@ -32,7 +32,7 @@ from installer.sources import WheelFile
 
 from sm120kit.core import archives
 from sm120kit.core.errors import BadInput, NotTrusted, Sm120kitError
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
     from sm120kit.images.bytecode import BytecodeCompiler, ImagePython

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm120kit.core.errors import ServerFailed
-from sm120kit.kld import reference as references
+from sm120kit.kld import reference_model as references
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, WindowDivergences, divergences
+from sm120kit.kld.kld_records import FORMAT, DivergenceSummary, KldComparison, Windowing
 from sm120kit.kld.models import ComparedModel, LocalModel, ServedModel, require_same_tokenizer, require_window
-from sm120kit.kld.records import FORMAT, DivergenceSummary, KldComparison, Windowing
-from sm120kit.kld.reference import ReferenceText, SavedReference
+from sm120kit.kld.reference_model import ReferenceText, SavedReference
 from sm120kit.kld.tokens import TokenizedText, read_tokens
 
 __all__ = [

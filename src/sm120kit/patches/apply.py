@@ -14,7 +14,7 @@ from sm120kit.patches.format import Patch
 from sm120kit.patches.records import AppliedPatch, PatchedTree, PatchState, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, VendoredProject
+from sm120kit.sources.source_records import Checkout, VendoredProject
 
 REFS = "refs/sm120kit/patched"
 """Below it, each patched commit has a ref named after its id, so that git does not collect it."""

@@ -15,8 +15,8 @@ from sm120kit.patches.apply import apply
 from sm120kit.patches.format import Patch
 from sm120kit.patches.records import PatchedTree
 from sm120kit.patches.series import load_for_tree
-from sm120kit.sources.context import Options
-from sm120kit.sources.records import Pin, VendoredProject
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import Pin, VendoredProject
 
 _FORMAT = 2
 """Part of a record's key: raised when more is checked than before, so that existing trees are patched again."""

@@ -17,7 +17,7 @@ from sm120kit.patches.format import Patch
 from sm120kit.patches.locate import fitting_lines, split_lines
 from sm120kit.patches.records import HunkConflict, TreeProject
 from sm120kit.sources.git import GitIndex, Repository
-from sm120kit.sources.records import Checkout
+from sm120kit.sources.source_records import Checkout
 
 MAX_LINES = 16
 """Limit for the lines of an excerpt; the first difference and what follows it is shown."""

@@ -25,7 +25,7 @@ from sm120kit.patches.locate import ambiguities
 from sm120kit.patches.records import HunkConflict, PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import GitIndex, Repository
-from sm120kit.sources.records import Checkout, VendoredProject
+from sm120kit.sources.source_records import Checkout, VendoredProject
 
 MAX_PLACES = 20
 """Limit for the lines that an ambiguous hunk is reported for."""

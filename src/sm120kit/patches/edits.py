@@ -27,7 +27,7 @@ from sm120kit.patches.reconcile import BothChanged, Sides, by_name, rebuild
 from sm120kit.patches.records import PatchedTree, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Pin, VendoredProject
+from sm120kit.sources.source_records import Pin, VendoredProject
 
 BASE = "refs/sm120kit/base"
 """In a repository that :func:`edit` made: the commit below the series."""

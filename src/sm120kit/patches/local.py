@@ -18,7 +18,7 @@ from sm120kit.patches.foreign import ImportTarget, Place, applied_tree, place_of
 from sm120kit.patches.mails import ForeignPatch, read_diffs
 from sm120kit.patches.records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import WheelPin
+from sm120kit.sources.source_records import WheelPin
 
 MAX_FILES = 200
 """Limit for the patch files of one build."""

@@ -18,7 +18,7 @@ from sm120kit.patches.export import Exported
 from sm120kit.patches.format import Patch
 from sm120kit.patches.records import PatchState, TreeProject
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, Pin, VendoredProject
+from sm120kit.sources.source_records import Checkout, Pin, VendoredProject
 
 
 class BothChanged(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sm120kit.sources.records import Checkout, Pin, VendoredProject
+from sm120kit.sources.source_records import Checkout, Pin, VendoredProject
 
 
 @dataclass(frozen=True)

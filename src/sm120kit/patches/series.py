@@ -19,7 +19,7 @@ from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, normal_form, overlap, parse
 from sm120kit.patches.message import to_fill_in
 from sm120kit.patches.records import projects_in_tree
-from sm120kit.sources.records import Pin, VendoredProject
+from sm120kit.sources.source_records import Pin, VendoredProject
 
 MAX_SLUG = 100
 """Limit for the characters of a slug, so that names of patch and evidence files are short enough for any file system."""

@@ -24,8 +24,8 @@ from sm120kit.core.record_files import record_json
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.recipes.schema import Name, RelativePath, Strict
 from sm120kit.sources import debian
-from sm120kit.sources.context import Options
-from sm120kit.sources.records import DebianPackage
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import DebianPackage
 
 FORMAT = 1
 """Raised when the form of a lockfile changes; older lockfiles must then be created again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sm120kit.core.errors import NotFound
 from sm120kit.core.records import Arch
 from sm120kit.core.urls import redacted
 from sm120kit.engines import Engine, all_engines, find, of_recipe
-from sm120kit.sources.records import GitPin, Pin, SdistPin, VendoredProject, WheelPin
+from sm120kit.sources.source_records import GitPin, Pin, SdistPin, VendoredProject, WheelPin
 
 PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
 DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"

@@ -20,8 +20,8 @@ from sm120kit.patches.records import AppliedPatch, PatchedTree, PatchStatus, Tre
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Closure, Lock, LockedFile
 from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
-from sm120kit.sources.context import Options
-from sm120kit.sources.records import Checkout, LockedWheel, Pin, VendoredProject, WheelPin
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import Checkout, LockedWheel, Pin, VendoredProject, WheelPin
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.workspace import mark_used
 from sm120kit.recipes.lockfile.read import read
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
     from sm120kit.recipes.records import Closure, Lock

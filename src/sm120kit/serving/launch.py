@@ -40,7 +40,7 @@ from sm120kit.serving import (
     Service,
     answer,
     checkpoint,
-    containers,
+    server_containers,
 )
 from sm120kit.serving.answer import Answer
 from sm120kit.serving.checkpoint import Checkpoint
@@ -155,13 +155,13 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
 
         def progress(seconds: float, line: str) -> None:
             nonlocal waiting
-            if waiting and containers.state(record.path) == "running":
+            if waiting and server_containers.state(record.path) == "running":
                 waiting = False
                 starting.close()
             options.progress(seconds, line)
 
         argv = serving.docker_run(prepared.service, values=False)
-        with containers.removed_at_end(record.path):
+        with server_containers.removed_at_end(record.path):
             return serve(prepared, argv, replace(options, progress=progress), record=record, work=work)
 
 
@@ -175,7 +175,7 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
     with ExitStack() as starting:
         starting.enter_context(host_exclusive(STARTS))
         prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options, detached=True)
-        with record.completed_on_failure(), containers.removed_on_failure(record.path):
+        with record.completed_on_failure(), server_containers.removed_on_failure(record.path):
             _start_detached(prepared, record, options)
             starting.close()
             _await_answer(prepared, record, options)
@@ -231,7 +231,7 @@ def _await_answer(prepared: PreparedLaunch, record: RunRecord, options: LaunchOp
         work=lambda: _request(service, prepared.configuration, options),
     )
     if outcome.ending is not Ending.STOPPED:  # of following the log
-        code = containers.exit_code(service.name)
+        code = server_containers.exit_code(service.name)
         record.write(ending=outcome.ending, exit_code=code, seconds=round(outcome.seconds, 1))
         raise _failure(replace(outcome, exit_code=code), record.log)
 
@@ -292,14 +292,14 @@ def _remove_ended(service: Service) -> None:
     Raises:
         ResourceUnavailable: it has not ended.
     """
-    for other in containers.listed():
+    for other in server_containers.listed():
         if other.name == service.name:
             if not other.ended:
                 raise ResourceUnavailable(
                     f"{other.name} exists and serves {other.url}: {other.status}",
                     f"sm120kit stop {other.name}, or choose another port with --port",
                 )
-            containers.stop(other)
+            server_containers.stop(other)
 
 
 def _request(service: Service, configuration: Configuration, options: LaunchOptions) -> None:
@@ -357,7 +357,7 @@ def require_daemon(resolved: ResolvedLaunch, workspace: Workspace) -> None:
         AlreadyExists: the daemon has another image with the name of one that is to be loaded.
     """
     daemon = Daemon()
-    containers.listed()
+    server_containers.listed()
     image = resolved.image
     if image and (resolved.published or Layout(workspace.root / "oci").find(image.image.id)):
         loading.require_free(image.reference, image.image, daemon)
@@ -393,10 +393,10 @@ def labelled_service(prepared: PreparedLaunch, record: Path, *, detached: bool =
     """
     service = prepared.service
     labels = {
-        containers.CONFIGURATION_LABEL: prepared.configuration.name,
-        containers.GPUS_LABEL: ",".join(map(str, service.gpus)),
-        containers.URL_LABEL: service.url,
-        containers.RECORD_LABEL: str(record.resolve()),
+        server_containers.CONFIGURATION_LABEL: prepared.configuration.name,
+        server_containers.GPUS_LABEL: ",".join(map(str, service.gpus)),
+        server_containers.URL_LABEL: service.url,
+        server_containers.RECORD_LABEL: str(record.resolve()),
         LAUNCHER_LABEL: DETACHED if detached else launcher_label(),
     }
     suffix = service.port if detached else os.getpid()

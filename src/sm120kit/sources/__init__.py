@@ -27,8 +27,8 @@ from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.sources import archive, download, identity, index, submodules
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin
-from sm120kit.sources.records import Checkout, GitPin, Pin, SdistPin, WheelPin
 from sm120kit.sources.resolver import Requirements, resolve_wheels
+from sm120kit.sources.source_records import Checkout, GitPin, Pin, SdistPin, WheelPin
 from sm120kit.sources.wheels import UNPACKED_RATIO, sizes, unfetched, unpack_wheels, wheelhouse
 
 __all__ = [
@@ -123,7 +123,7 @@ def _packed(pin: SdistPin | WheelPin, key: str, workspace: Workspace, origin: Or
             f"{pin.distribution} {pin.version} is not cached and --offline is given",
             f"copy its {kind} to {workspace.downloads / pin.sha256}/ or name a directory that holds it with --mirror",
         )
-    from sm120kit.sources.client import connect
+    from sm120kit.sources.index_client import connect
 
     settings = origin.settings()
     with contextlib.closing(connect(settings)) as client:

@@ -19,7 +19,7 @@ from sm120kit.core.archives import MAX_MEMBERS, max_unpacked_bytes, open_wheel
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import NotTrusted
 from sm120kit.sources.git import DATE, IDENTITY, Repository
-from sm120kit.sources.records import SdistPin, WheelPin
+from sm120kit.sources.source_records import SdistPin, WheelPin
 
 MAX_HEADER_BYTES = 2**16
 """Limit for the header of one member with the records before it (long names, PAX, sparse maps), which are read into memory."""

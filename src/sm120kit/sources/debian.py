@@ -22,7 +22,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.sources import download
 from sm120kit.sources.index import Location, Locations, local_directory
 from sm120kit.sources.origin import DEFAULT, Origin
-from sm120kit.sources.records import DebianPackage
+from sm120kit.sources.source_records import DebianPackage
 
 if TYPE_CHECKING:
     from unearth.fetchers import PyPIClient
@@ -90,7 +90,7 @@ def fetch(packages: Sequence[DebianPackage], workspace: Workspace, origin: Origi
 def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Origin) -> dict[DebianPackage, Path]:
     names = [package.name for package in absent]
     origin.require_reachable(f"{len(absent)} Debian packages", names, workspace.downloads)
-    from sm120kit.sources.client import connect
+    from sm120kit.sources.index_client import connect
 
     roots = [origin.mirror] if origin.mirror else _archives(origin)
     largest_first = sorted(absent, key=lambda package: -package.size)
@@ -165,7 +165,7 @@ def _releases(suite: str, origin: Origin) -> list[tuple[str, str]]:
 
 
 def _mirror_releases(suite: str, origin: Origin) -> list[tuple[str, str]]:
-    from sm120kit.sources import client as http
+    from sm120kit.sources import index_client as http
 
     releases = []
     with contextlib.closing(http.connect(origin.settings())) as client:

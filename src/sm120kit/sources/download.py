@@ -22,7 +22,7 @@ from sm120kit.core.reporting import Advance
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.workspace import mark_used
 from sm120kit.sources.index import Location, Locations, PinnedFile
-from sm120kit.sources.records import SdistPin
+from sm120kit.sources.source_records import SdistPin
 
 _CHUNK = 2**18
 
@@ -180,18 +180,18 @@ def _content(location: Location, locations: Locations) -> Iterator[tuple[int | N
         return
     import httpx2
 
-    from sm120kit.sources import client
+    from sm120kit.sources import index_client
 
     try:
-        with client.stream(locations.client, location.url) as response:
+        with index_client.stream(locations.client, location.url) as response:
             if response.status_code >= 400:
                 retry = response.status_code in (408, 425, 429) or response.status_code >= 500
                 status = f"HTTP status {response.status_code} {response.reason_phrase}"
                 raise _NotDelivered(status, retry=retry, absent=response.status_code in (404, 410))
-            yield client.content_length(response), response.iter_raw(_CHUNK)
-    except client.RefusedRedirect as error:
+            yield index_client.content_length(response), response.iter_raw(_CHUNK)
+    except index_client.RefusedRedirect as error:
         raise _NotDelivered(str(error), retry=False) from error
-    except client.Exceeded as error:
+    except index_client.Exceeded as error:
         raise FetchFailed(
             f"{location.shown}: {error}; the download was stopped",
             "check the URL; a file that is meant to be so large can be fetched by hand: name its directory with --mirror",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sm120kit.core.errors import Mismatch
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import GitPin, Pin, WheelPin
+from sm120kit.sources.source_records import GitPin, Pin, WheelPin
 
 _HEAD_BYTES = 2**20
 """Bytes that are read of a file; PKG-INFO has some kilobytes, with name and version first."""

@@ -17,8 +17,8 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import FetchFailed
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.urls import redacted
-from sm120kit.sources.records import DebianPackage, LockedWheel, SdistPin
 from sm120kit.sources.settings import Settings
+from sm120kit.sources.source_records import DebianPackage, LockedWheel, SdistPin
 
 if TYPE_CHECKING:
     from unearth import Link, Package, PackageFinder
@@ -107,7 +107,7 @@ def find(pinned: PinnedFile, mirror: str | None, settings: Settings, client: PyP
 
 def size_of(locations: Locations) -> int | None:
     """The size of a file in bytes as the first of its locations states it; None if none does."""
-    from sm120kit.sources import client
+    from sm120kit.sources import index_client as client
 
     for location in locations.candidates:
         if location.file is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sm120kit.core.errors import BadInput, OfflineMiss
 from sm120kit.sources.index import local_directory
-from sm120kit.sources.records import APT_SOURCES, DebianArchives
 from sm120kit.sources.settings import Settings, read_settings
+from sm120kit.sources.source_records import APT_SOURCES, DebianArchives
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.sources import archive, download, identity, index
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import Origin
-from sm120kit.sources.records import SdistPin
 from sm120kit.sources.settings import Settings
+from sm120kit.sources.source_records import SdistPin
 
 _KEY = "release"
 """In the names of partial downloads."""
@@ -116,7 +116,7 @@ class Releases:
         return listed
 
     def _query(self, distribution: str, *, sdist: bool = True) -> tuple[list[index.ListedFile], list[str]]:
-        from sm120kit.sources.client import connect
+        from sm120kit.sources.index_client import connect
 
         with contextlib.closing(connect(self._settings)) as client:
             return index.list_files(distribution, self.origin.mirror, self._settings, client, sdist=sdist)
@@ -138,7 +138,7 @@ class Releases:
             return cached
         if not self.origin.reachable:
             raise OfflineMiss(f"{pin.distribution} {pin.version} is not cached and --offline is given", "leave out --offline")
-        from sm120kit.sources.client import connect
+        from sm120kit.sources.index_client import connect
 
         for leftover in downloads.glob(f".{_KEY}.*"):  # of a process that was killed
             leftover.unlink()

@@ -24,7 +24,7 @@ from sm120kit.core.errors import BadInput, CommandFailed, FetchFailed, OfflineMi
 from sm120kit.core.urls import redacted
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources.origin import DEFAULT, Origin
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sm120kit.core.urls import redacted
 from sm120kit.sources import git, git_urls
 from sm120kit.sources.git import Repository
 from sm120kit.sources.index import local_directory, repository_name
-from sm120kit.sources.records import GitPin
+from sm120kit.sources.source_records import GitPin
 
 _MAX_DEPTH = 8
 _MAX_SUBMODULES = 200

@@ -68,7 +68,7 @@ def opened(location: Location, origin: Origin) -> Iterator[BinaryIO]:
         with Path(location.file).open("rb") as file:
             yield file
         return
-    from sm120kit.sources.client import connect
+    from sm120kit.sources.index_client import connect
 
     with contextlib.closing(connect(origin.settings())) as client:
         yield io.BufferedReader(_RemoteFile(client, location), _BLOCK)
@@ -89,7 +89,7 @@ class _RemoteFile(io.RawIOBase):
         """
         import httpx2
 
-        from sm120kit.sources import client
+        from sm120kit.sources import index_client as client
 
         shown = self._location.shown
         try:

@@ -16,7 +16,7 @@ from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources import download, index
 from sm120kit.sources.origin import DEFAULT, Origin
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
     from unearth.fetchers import PyPIClient
@@ -118,7 +118,7 @@ def _fetch_all(absent: Sequence[LockedWheel], count: int, workspace: Workspace, 
 
 @contextlib.contextmanager
 def _client(origin: Origin) -> Iterator[PyPIClient]:
-    from sm120kit.sources.client import connect
+    from sm120kit.sources.index_client import connect
 
     with contextlib.closing(connect(origin.settings())) as client:
         yield client

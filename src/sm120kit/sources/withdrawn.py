@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from sm120kit.core import reporting
 from sm120kit.core.errors import FetchFailed
 from sm120kit.sources.index import ListedFile
-from sm120kit.sources.records import LockedWheel
 from sm120kit.sources.releases import Releases
+from sm120kit.sources.source_records import LockedWheel
 
 
 @dataclass

@@ -11,8 +11,8 @@ from pathlib import Path
 from sm120kit.core import process
 from sm120kit.core.errors import BadInput, CheckFailed
 from sm120kit.kernels.cubin import matching, read
-from sm120kit.kernels.cubin.records import Cubin
-from sm120kit.wheels.records import BuildPlan, Module
+from sm120kit.kernels.cubin.cubin_records import Cubin
+from sm120kit.wheels.build_records import BuildPlan, Module
 
 SM12X = re.compile(r"(sm|compute)_12[01][af]?$")
 """Archs of device code, PTX included, that SM12x runs."""

@@ -17,8 +17,8 @@ from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import Costs, FinishedUnit, Gate, RunningUnit, available_bytes, ran_out_of_memory
 from sm120kit.core.process import own_python_path
-from sm120kit.sources.context import Options
-from sm120kit.wheels.records import BuildPlan, Generated, Unit
+from sm120kit.sources.run_options import Options
+from sm120kit.wheels.build_records import BuildPlan, Generated, Unit
 
 DISK_PER_UNIT = 60 * 2**20
 """Bytes that objects, temporary files of nvcc and the wheel take per unit, rounded up from measured builds."""

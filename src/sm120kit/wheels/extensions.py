@@ -25,15 +25,15 @@ from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import EngineRecipe, FromSourceTable
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels.build_environment import ENVIRONMENT, Interpreter, dynamic_section, wrong_answers
+from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, Module, Unit
 from sm120kit.wheels.check import check_modules, count_kernels
 from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, ninja_program, run_gated
 from sm120kit.wheels.cuda_home import link_toolchain
-from sm120kit.wheels.environment import ENVIRONMENT, Interpreter, dynamic_section, wrong_answers
 from sm120kit.wheels.kernel_wheel import require_path_for_cmake, user_variables
 from sm120kit.wheels.pack import local_version
-from sm120kit.wheels.published import artifact_of
-from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan, Module, Unit
+from sm120kit.wheels.published_wheels import artifact_of
 from sm120kit.wheels.repack import repack, repacked_record
 
 PTX_NINJA = "ptx.ninja"

@@ -27,10 +27,10 @@ from sm120kit.recipes import toolchain
 from sm120kit.recipes.records import Lock
 from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.recipes.toolchain import FFI, TvmFfi
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels import plan as plans
-from sm120kit.wheels.published import artifact_of, published, push, shared, wheel_record
-from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
+from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
+from sm120kit.wheels.published_wheels import artifact_of, published, push, shared, wheel_record
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress

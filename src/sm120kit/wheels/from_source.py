@@ -24,17 +24,17 @@ from sm120kit.core.records import Toolchain
 from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.recipes.toolchain import NVCC
-from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import LockedWheel
-from sm120kit.wheels import environment as environments
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels import build_environment as environments
 from sm120kit.wheels import extensions
 from sm120kit.wheels import plan as plans
+from sm120kit.wheels.build_records import RepackedWheel
 from sm120kit.wheels.compile import CompileSettings
 from sm120kit.wheels.extensions import BuildSite, ExtensionBuild
 from sm120kit.wheels.overlay import locked_wheels, patched_members, write_patched_members
-from sm120kit.wheels.published import push, shared
-from sm120kit.wheels.records import RepackedWheel
+from sm120kit.wheels.published_wheels import push, shared
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress

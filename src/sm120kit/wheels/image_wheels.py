@@ -20,8 +20,8 @@ from sm120kit.recipes import NO_KERNELS, EngineRecipe, toolchain
 from sm120kit.recipes.records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.wheels import flashinfer
+from sm120kit.wheels.build_records import BuildRequest, RepackedWheel, Stage, WheelBuild
 from sm120kit.wheels.overlay import build_overlay, patched_members, require_effect
-from sm120kit.wheels.records import BuildRequest, RepackedWheel, Stage, WheelBuild
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress

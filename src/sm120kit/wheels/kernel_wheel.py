@@ -32,12 +32,12 @@ from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import toolchain
 from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.wheels import plan as plans
+from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, BuildRequest, Stage, WheelBuild
 from sm120kit.wheels.check import check_modules, count_kernels, tvm_ffi_loader
 from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, run_gated
 from sm120kit.wheels.cuda_home import link_toolchain, relink
 from sm120kit.wheels.pack import local_version
-from sm120kit.wheels.published import artifact_of, push, shared, wheel_record
-from sm120kit.wheels.records import Artifact, Artifacts, BuildPlan, BuildRequest, Stage, WheelBuild
+from sm120kit.wheels.published_wheels import artifact_of, push, shared, wheel_record
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress

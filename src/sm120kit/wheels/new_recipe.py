@@ -42,16 +42,16 @@ from sm120kit.recipes.drafts import Draft, Python, Template, distribution, title
 from sm120kit.recipes.load import read_toml
 from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target, resolve_flashinfer
 from sm120kit.recipes.toolchain import FFI
-from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
 from sm120kit.sources.index import ListedFile
-from sm120kit.sources.records import Checkout, SdistPin
 from sm120kit.sources.releases import Releases
 from sm120kit.sources.resolver import compatible_rank
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import Checkout, SdistPin
 from sm120kit.sources.wheel_metadata import read_contents
 from sm120kit.wheels import parser_options, pipeline
+from sm120kit.wheels.build_records import BuildRequest, Stage
 from sm120kit.wheels.generators import run_generators
-from sm120kit.wheels.records import BuildRequest, Stage
 
 LATEST = "latest"
 _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchConflict}

@@ -15,9 +15,9 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.drafts import distribution
-from sm120kit.sources.context import Options
 from sm120kit.sources.index import ListedFile
 from sm120kit.sources.releases import Releases
+from sm120kit.sources.run_options import Options
 
 WATCHED = r"torch|nvidia-cutlass-dsl|nvidia-nccl-cu\d+"
 """Distributions of a closure that are listed although no recipe names them."""

@@ -18,11 +18,11 @@ from sm120kit.patches.records import AppliedPatch, PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import wheelhouse
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels.build_records import Artifacts, BuildPlan, RepackedWheel
 from sm120kit.wheels.pack import local_version
 from sm120kit.wheels.plan import plan_overlay
-from sm120kit.wheels.published import artifact_of, push, shared
-from sm120kit.wheels.records import Artifacts, BuildPlan, RepackedWheel
+from sm120kit.wheels.published_wheels import artifact_of, push, shared
 from sm120kit.wheels.repack import repack, repacked_record
 
 

@@ -28,7 +28,7 @@ from sm120kit.core.errors import BadInput, CheckFailed, CommandFailed
 from sm120kit.core.record_files import record_json
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
-from sm120kit.wheels.records import BuildPlan
+from sm120kit.wheels.build_records import BuildPlan
 
 _ENVIRONMENT = {
     "SOURCE_DATE_EPOCH": str(archives.SOURCE_DATE_EPOCH),

@@ -21,7 +21,7 @@ from sm120kit.core.errors import CheckFailed, CommandFailed, NotFound
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import Origin, resolver, wheelhouse
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 
 FORMAT = 1

@@ -10,8 +10,8 @@ from sm120kit.core.errors import BadInput
 from sm120kit.patches.mails import ForeignPatch
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.target import FlashInferTarget, Target
-from sm120kit.sources.context import Options
-from sm120kit.wheels.records import BuildRequest, Stage, WheelBuild
+from sm120kit.sources.run_options import Options
+from sm120kit.wheels.build_records import BuildRequest, Stage, WheelBuild
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm12x_lab.ptx.session import PtxReport, UnitReport
-    from sm120kit.sources.context import Options as RunOptions
-    from sm120kit.wheels.records import BuildRequest
+    from sm120kit.sources.run_options import Options as RunOptions
+    from sm120kit.wheels.build_records import BuildRequest
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.temporary import owned_directory, publish_directory
 from sm120kit.core.workspace import mark_tree_used, mark_used
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 
 SOURCES = Path(__file__).with_name("cpp")
 LANGUAGE = {"LC_ALL": "C"}  # the first error is parsed

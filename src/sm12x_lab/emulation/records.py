@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sm120kit.core import process
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import CheckFailed, CompileFailed
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 
 STOCK = "stock-k64"
 STOCK_SIGNATURE = "first k tile lost, last counted twice"

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from sm12x_lab.gpu_tests.gpu import Backend
 from sm120kit.core.errors import NotFound
 from sm120kit.core.records import LeftOut
-from sm120kit.kernels.records import Tile, TileFacts
+from sm120kit.kernels.kernel_records import Tile, TileFacts
 
 MX_SHAPES = ((128, 128, 128), (128, 128, 64), (256, 128, 64), (128, 256, 64))
 """Tiles of MXFP4 x MXFP4 and MXFP8 x MXFP8. FlashInfer 0.6 generates none for SM120; the K=64 patches concern them."""

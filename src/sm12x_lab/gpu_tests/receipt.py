@@ -13,7 +13,7 @@ from sm12x_lab.gpu_tests.matrix import VerificationScope
 from sm12x_lab.gpu_tests.programs import Programs, sources_digest
 from sm12x_lab.gpu_tests.running import RunOutcome
 from sm12x_lab.gpu_tests.verification import VerificationReport
-from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
 from sm120kit.patches import Patch
 
 FORMAT = 1

@@ -19,7 +19,7 @@ from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.temporary import owned_directory
 from sm120kit.kernels import cubin
-from sm120kit.kernels.cubin.records import Kernel
+from sm120kit.kernels.cubin.cubin_records import Kernel
 
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-use_fast_math", "--expt-relaxed-constexpr", "-static-global-template-stub=false")
 """As FlashInfer compiles its kernels (flashinfer/jit/core.py)."""

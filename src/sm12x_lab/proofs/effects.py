@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sm12x_lab.proofs.records import Effect, KernelCode, ProbeComparison, ProbeResult
-from sm120kit.kernels.records import NumericStatus
+from sm120kit.kernels.kernel_records import NumericStatus
 from sm120kit.patches.records import Probe
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from sm12x_lab.proofs.effects import compare
 from sm12x_lab.proofs.records import PatchProof, ProbeComparison
 from sm120kit.core.record_files import read_record, record_json
-from sm120kit.kernels.records import NumericStatus
+from sm120kit.kernels.kernel_records import NumericStatus
 
 
 def read(path: Path) -> PatchProof | None:

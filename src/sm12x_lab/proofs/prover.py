@@ -21,8 +21,8 @@ from sm120kit.patches.evidence import gaps
 from sm120kit.patches.records import PatchState, Probe
 from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each
 from sm120kit.recipes.toolchain import compilers
-from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
+from sm120kit.sources.run_options import Options
 
 __all__ = ["find_patch", "prove_patch", "series_effects", "source_change", "store"]
 

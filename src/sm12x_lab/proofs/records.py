@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sm120kit.core.records import Arch
-from sm120kit.kernels.records import NumericStatus
+from sm120kit.kernels.kernel_records import NumericStatus
 from sm120kit.patches.records import Probe
 
 
@@ -30,7 +30,7 @@ class KernelCode:
     """The machine code of a kernel for one arch.
 
     ``name_sha256`` is of its name without hashes of files; ``grid_waits`` and ``grid_launches`` count its griddepcontrol
-    instructions in PTX. The other fields are those of :class:`sm120kit.kernels.cubin.records.Kernel`.
+    instructions in PTX. The other fields are those of :class:`sm120kit.kernels.cubin.cubin_records.Kernel`.
     """
 
     name_sha256: str

@@ -19,7 +19,7 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox
 from sm120kit.core.toolchain import PLACEHOLDERS
-from sm120kit.kernels.records import NumericStatus, Tile, TileFacts
+from sm120kit.kernels.kernel_records import NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics, introspect, listing
 from sm120kit.patches.records import Probe
 from sm120kit.recipes.target import FlashInferTarget, Target

@@ -16,7 +16,7 @@ from sm120kit.core.errors import CompileFailed
 from sm120kit.core.workspace import Workspace
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources import fetch
-from sm120kit.sources.records import VendoredProject, WheelPin
+from sm120kit.sources.source_records import VendoredProject, WheelPin
 
 ROOT = Path(__file__).parents[3]
 CARRIER = WheelPin(

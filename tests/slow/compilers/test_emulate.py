@@ -21,7 +21,7 @@ from sm120kit import patches, recipes
 from sm120kit.core import toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.workspace import Workspace
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 from sm120kit.sources import fetch
 
 ROOT = Path(__file__).parents[3]

@@ -22,10 +22,10 @@ from sm120kit.core import sandbox
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch
 from sm120kit.core.workspace import Workspace
-from sm120kit.kernels.records import NumericStatus
+from sm120kit.kernels.kernel_records import NumericStatus
 from sm120kit.patches import probes
 from sm120kit.recipes.target import resolve_flashinfer
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 ROOT = Path(__file__).parents[3]
 RECIPE = "flashinfer-0.6.6"

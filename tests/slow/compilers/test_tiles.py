@@ -20,10 +20,10 @@ from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tables
-from sm120kit.kernels.records import NumericStatus, TileFacts
-from sm120kit.kernels.tiles import compare, introspect, listing
+from sm120kit.kernels.kernel_records import NumericStatus, TileFacts
+from sm120kit.kernels.tiles import compare_tiles, introspect, listing
 from sm120kit.recipes.target import resolve, resolve_flashinfer
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,7 +103,7 @@ def test_k64_is_wrong_without_the_patches_and_proven_with_them(
         ((fact,),) = measure([bf16_call(trees[side], "nvfp4", "128x128x64", "none")], trees[side], tools, tmp_path / "tiles")
         emulator = Emulator(trees[side] / CUTLASS, tools, emulations)
         emulated += tile_numbers.with_numbers([fact], emulator, side, emulated=True)
-    (row,) = compare.compare_tables(emulated[:1], emulated[1:])
+    (row,) = compare_tiles.compare_tables(emulated[:1], emulated[1:])
     assert row.changed
     assert numbers(row.before) == "wrong: first k tile lost, last counted twice"
     assert numbers(row.after) == "proven"

@@ -25,10 +25,10 @@ from sm120kit.core.records import Arch
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin import elf, fatbin
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 from sm120kit.kernels.tiles import listing
 from sm120kit.recipes.target import resolve_flashinfer
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 RECIPE = "flashinfer-0.6.6"
 CUTLASS = "3rdparty/cutlass"

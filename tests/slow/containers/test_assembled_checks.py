@@ -21,7 +21,7 @@ from sm120kit.images.image_records import Image
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 pytestmark = pytest.mark.containers
 

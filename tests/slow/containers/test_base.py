@@ -15,7 +15,7 @@ from sm120kit.images import base, loader_cache
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
 from sm120kit.sources import Origin
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 NAME = "debian-12"
 PROGRAM = """

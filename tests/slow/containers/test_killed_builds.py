@@ -34,7 +34,7 @@ from sm120kit.images.image_records import VerifiedImage
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
 from sm120kit.images.transports import LayoutTransport
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 pytestmark = [
     pytest.mark.containers,

@@ -18,7 +18,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
 from sm120kit.kernels import cubin
 from sm120kit.recipes.schema import B12xTable
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 6, 1]}
 """The experts of qwen3.5-122b-nvfp4-2x-rtx-pro-6000 on one of its GPUs: kernels dynamic, static twice, and micro."""

@@ -18,9 +18,9 @@ import pytest
 from ptx_epilogue import Epilogue, epilogues
 
 from sm120kit.core.workspace import Workspace
-from sm120kit.kernels.records import SMEM_CAPACITY_BYTES
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
 from sm120kit.recipes import target as targets
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels import parser_options
 from sm120kit.wheels.overlay import locked_wheels
 

@@ -17,7 +17,7 @@ import pytest
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels import parser_options
 
 RECIPE = "sglang-0.5.11-b12x"

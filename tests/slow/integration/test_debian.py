@@ -20,7 +20,7 @@ from sm120kit.core import errors
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import bases, lockfile
 from sm120kit.sources import Origin, debian
-from sm120kit.sources.records import DebianArchives, DebianPackage
+from sm120kit.sources.source_records import DebianArchives, DebianPackage
 
 pytestmark = pytest.mark.skipif(not shutil.which("apt-get") or not shutil.which("gpg"), reason="needs apt and gpg")
 
@@ -212,7 +212,7 @@ class TestBases:
     def test_packages_stay_until_upgrade(
         self, directory: Path, workspace: Workspace, mirror: Path, signer: Signer, tmp_path: Path
     ) -> None:
-        from sm120kit.sources.context import Options
+        from sm120kit.sources.run_options import Options
 
         root = shutil.copytree(mirror, tmp_path / "archive")
         options = Options(workspace, Origin(debian=DebianArchives((str(root),), signer.keyring)))
@@ -233,7 +233,7 @@ class TestBases:
         assert [one.version for one in bases.read_lock("small", "x86_64")] == ["3.0", "3.0"]
 
     def test_bad_lockfiles(self, directory: Path, workspace: Workspace, origin: Origin) -> None:
-        from sm120kit.sources.context import Options
+        from sm120kit.sources.run_options import Options
 
         with pytest.raises(errors.Mismatch, match="not locked"):
             bases.read_lock("small", "x86_64")
@@ -287,7 +287,7 @@ def test_no_root_is_needed(mirror: Path, signer: Signer, request: pytest.Fixture
     program = (
         "import sys; from pathlib import Path; from sm120kit.core.workspace import Workspace;"
         "from sm120kit.sources import Origin, debian;"
-        "from sm120kit.sources.records import DebianArchives as A; w = Workspace.open(Path(sys.argv[1]));"
+        "from sm120kit.sources.source_records import DebianArchives as A; w = Workspace.open(Path(sys.argv[1]));"
         "o = Origin(debian=A((sys.argv[2],), Path(sys.argv[3])));"
         "print(len(debian.fetch(debian.resolve('bookworm', ['shell'], 'amd64', w, o), w, o)))"
     )

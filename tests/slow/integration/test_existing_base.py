@@ -29,7 +29,7 @@ from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.records import Closure
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 
 
 @pytest.fixture(scope="module")

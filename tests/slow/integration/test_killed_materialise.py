@@ -12,7 +12,7 @@ from sm120kit import patches
 from sm120kit.core.record_files import write_record
 from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import Checkout, GitPin
+from sm120kit.sources.source_records import Checkout, GitPin
 
 FILES = 3000
 SWITCH = """

@@ -21,7 +21,7 @@ from sm120kit.images import assembly, wheel_layers
 from sm120kit.images.bytecode import compiler
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 CLOSURE = Path(__file__).parents[2] / "support" / "image_closure.json"
 REAL = ("charset-normalizer", "click", "jinja2", "markupsafe", "ninja", "nvidia-cuda-runtime", "setuptools", "tqdm")

@@ -68,10 +68,10 @@ from sm120kit.recipes.load import read as read_recipe
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.serving import checkpoint
 from sm120kit.sources import archive
-from sm120kit.sources.records import LockedWheel, SdistPin, WheelPin
-from sm120kit.wheels import published as wheel_builds
+from sm120kit.sources.source_records import LockedWheel, SdistPin, WheelPin
+from sm120kit.wheels import published_wheels as wheel_builds
+from sm120kit.wheels.build_records import BuildPlan
 from sm120kit.wheels.plan import NO_TOOLCHAIN
-from sm120kit.wheels.records import BuildPlan
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "unit" / "data"

@@ -12,8 +12,8 @@ import pytest
 from sm120kit.core.workspace import Workspace
 from sm120kit.patches.local import read_local
 from sm120kit.recipes.target import EngineTarget, resolve, with_local
-from sm120kit.sources.context import Options
 from sm120kit.sources.git import Repository
+from sm120kit.sources.run_options import Options
 from sm120kit.wheels.overlay import build_overlay
 
 PATH = "vllm/connections.py"

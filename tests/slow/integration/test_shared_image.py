@@ -18,8 +18,8 @@ from sm120kit.images.oci import Layout
 from sm120kit.images.remote_cache import CacheAccess, RegistryCache
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.target import EngineTarget
-from sm120kit.sources.context import Options
-from sm120kit.wheels.records import BuildRequest
+from sm120kit.sources.run_options import Options
+from sm120kit.wheels.build_records import BuildRequest
 
 pytestmark = pytest.mark.skipif(not shutil.which("docker-registry"), reason="not installed: docker-registry")
 

@@ -27,9 +27,9 @@ from small_engine import ENGINE, KERNELS, make_sdist, make_wheel, row_hash
 
 from sm120kit.core import toolchain
 from sm120kit.kernels import cubin
-from sm120kit.wheels import environment
+from sm120kit.wheels import build_environment as environment
+from sm120kit.wheels.build_environment import Interpreter
 from sm120kit.wheels.cuda_home import link_toolchain
-from sm120kit.wheels.environment import Interpreter
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stand-in engine is for x86_64")
 ROOT = Path(__file__).parents[3]
@@ -115,7 +115,7 @@ from sm120kit.wheels import from_source
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.recipes.target import resolve
 from sm120kit.sources import Origin
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.core.workspace import Workspace
 options = Options(Workspace.open(), Origin(sys.argv[1]), jobs=1, memory_bytes=int(sys.argv[2]))
 target = resolve("vllm-9.0", options)
@@ -133,9 +133,9 @@ from sm120kit.recipes.target import resolve
 from sm120kit.wheels import image_wheels
 from sm120kit.wheels.overlay import build_overlay
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.wheels.records import BuildRequest, Stage
+from sm120kit.wheels.build_records import BuildRequest, Stage
 from sm120kit.sources import Origin
-from sm120kit.sources.context import Options
+from sm120kit.sources.run_options import Options
 from sm120kit.core.workspace import Workspace
 options = Options(Workspace.open(), Origin(sys.argv[1]))
 target = resolve("vllm-9.0", options)

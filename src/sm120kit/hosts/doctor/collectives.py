@@ -6,7 +6,7 @@ from sm120kit.hosts.doctor import peers
 from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem
 from sm120kit.hosts.doctor.machine import TURIN_FAMILY
 from sm120kit.hosts.facts import Host
-from sm120kit.hosts.facts.records import PeerCache
+from sm120kit.hosts.facts.fact_records import PeerCache
 
 WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 SHIMS = {"libvgpu.so": "HAMi", "libvcuda.so": "gpu-manager", "libcuda-control.so": "gpu-manager"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sm120kit.hosts.doctor import gpus
 from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.facts import Host
-from sm120kit.hosts.facts.records import SWITCHED
+from sm120kit.hosts.facts.fact_records import SWITCHED
 
 WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 CLUB = "noonghunna/club-3090 docs/PCIE_P2P.md"

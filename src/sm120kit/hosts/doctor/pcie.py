@@ -21,8 +21,8 @@ from sm120kit.hosts.doctor.findings import (
 from sm120kit.hosts.doctor.linux import GRUB, IOMMU_OFF
 from sm120kit.hosts.doctor.peers import p2p_unused
 from sm120kit.hosts.facts import Gpu, GpuPair, Host
+from sm120kit.hosts.facts.fact_records import SWITCHED
 from sm120kit.hosts.facts.pci import ACS_REDIRECT, DEVICES
-from sm120kit.hosts.facts.records import SWITCHED
 
 WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 AWAKE = ("P0", "P1", "P2")

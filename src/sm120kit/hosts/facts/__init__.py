@@ -12,8 +12,7 @@ from pathlib import Path
 
 from sm120kit.core.errors import BadInput
 from sm120kit.hosts.facts import nvidia, pci, system
-from sm120kit.hosts.facts.reader import COMMANDS, HostReader
-from sm120kit.hosts.facts.records import (
+from sm120kit.hosts.facts.fact_records import (
     Bridge,
     ContainerFacts,
     Cpu,
@@ -26,6 +25,7 @@ from sm120kit.hosts.facts.records import (
     Link,
     PeerCache,
 )
+from sm120kit.hosts.facts.reader import COMMANDS, HostReader
 from sm120kit.hosts.facts.system import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
 
 __all__ = [

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 from pydantic import TypeAdapter
 
 from sm120kit.core.outside import parse_json
+from sm120kit.hosts.facts.fact_records import Driver
 from sm120kit.hosts.facts.reader import HostReader
-from sm120kit.hosts.facts.records import Driver
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import struct
 from itertools import takewhile
 
 from sm120kit.hosts.facts.capabilities import capability, extended
+from sm120kit.hosts.facts.fact_records import PIX, PXB, Bridge, ErrorCounters, Link
 from sm120kit.hosts.facts.reader import HostReader
-from sm120kit.hosts.facts.records import PIX, PXB, Bridge, ErrorCounters, Link
 
 DEVICES = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"

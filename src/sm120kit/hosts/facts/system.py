@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sm120kit.core.errors import DaemonUnreachable
 from sm120kit.core.outside import parse_json
+from sm120kit.hosts.facts.fact_records import ContainerFacts, Cpu, LaunchedContainer, PeerCache
 from sm120kit.hosts.facts.reader import HostReader
-from sm120kit.hosts.facts.records import ContainerFacts, Cpu, LaunchedContainer, PeerCache
 from sm120kit.hosts.facts.redact import NAMED_VARIABLES, READ_VARIABLES
 
 SETTINGS = {

@@ -22,7 +22,7 @@ from sm120kit.images.attestation import provenance, sbom, signature, signer_iden
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.attestation.origins import PackageOrigin
 from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
-from sm120kit.wheels.records import Artifact
+from sm120kit.wheels.build_records import Artifact
 
 __all__ = ["Signer", "publisher_digest", "signer", "verified_payload", "verify", "write"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.image_records import BuiltWheel
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
     from packageurl import PackageURL

@@ -18,7 +18,7 @@ from sm120kit.images.attestation import purls
 from sm120kit.images.attestation.base_packages import BasePackage
 from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
-from sm120kit.sources.records import LockedWheel
+from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component, Patch, Pedigree

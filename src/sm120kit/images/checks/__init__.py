@@ -29,7 +29,7 @@ from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Contai
 from sm120kit.images.wheel_layers import VENV
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.recipes.schema import FLASHINFER_KEY
-from sm120kit.wheels.published import unverified_cache
+from sm120kit.wheels.published_wheels import unverified_cache
 
 COMMON = ("base", "flashinfer", "engine")
 """The suites that an image of an engine must pass before that of the engine. One of FlashInfer must pass the first two."""

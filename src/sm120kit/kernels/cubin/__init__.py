@@ -18,7 +18,7 @@ from sm120kit.core import archives, process
 from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.core.outside import file_problem
 from sm120kit.kernels.cubin import device, elf, fatbin
-from sm120kit.kernels.cubin.records import Cubin, Kernel
+from sm120kit.kernels.cubin.cubin_records import Cubin, Kernel
 
 _MEMBER = re.compile(r"\.(so(\.\d+)*|o|cubin|fatbin)$")
 _ZIP = b"PK\x03\x04"

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterator
 
 from sm120kit.core.errors import BadInput
+from sm120kit.kernels.cubin.cubin_records import Kernel
 from sm120kit.kernels.cubin.elf import MACHINE_CUDA, Elf, cut
-from sm120kit.kernels.cubin.records import Kernel
 
 RESERVED_SHARED_BYTES = 1024
 """Shared memory in bytes that the system reserves per CTA (CUDA C++ Programming Guide, shared memory by compute capability)."""

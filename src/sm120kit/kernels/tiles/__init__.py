@@ -13,7 +13,7 @@ from sm120kit.core import reporting
 from sm120kit.core.digests import digest_of
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
-from sm120kit.kernels.records import TileFacts
+from sm120kit.kernels.kernel_records import TileFacts
 from sm120kit.kernels.tiles import introspect, listing
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120kit.kernels.records import SMEM_CAPACITY_BYTES, Tile
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, Tile
 
 SCHEDULES = ("", "cooperative", "pingpong")
 SCHEDULERS = ("persistent", "stream-k")

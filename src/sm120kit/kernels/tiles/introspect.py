@@ -22,7 +22,7 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.temporary import owned_directory
 from sm120kit.core.toolchain import PLACEHOLDERS
-from sm120kit.kernels.records import Tile, TileFacts
+from sm120kit.kernels.kernel_records import Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics
 from sm120kit.kernels.tiles.listing import PLAIN, Instantiation
 

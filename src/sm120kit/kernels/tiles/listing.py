@@ -14,7 +14,7 @@ from sm120kit.core import process
 from sm120kit.core.errors import CheckFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.sandbox import Sandbox, wrap
-from sm120kit.kernels.records import Tile
+from sm120kit.kernels.kernel_records import Tile
 
 GROUPED = "INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM"
 ARGUMENTS = {

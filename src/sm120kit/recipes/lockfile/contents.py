@@ -13,7 +13,7 @@ from sm120kit.patches.records import PatchedTree
 from sm120kit.recipes import FlashInferRecipe, Recipe
 from sm120kit.recipes.records import Closure, Lock, LockedFile, LockedSource, Replaced
 from sm120kit.sources.git import Repository
-from sm120kit.sources.records import GitPin, LockedWheel
+from sm120kit.sources.source_records import GitPin, LockedWheel
 
 FORMAT = 1
 """Raised when the form of a lockfile changes; older lockfiles must then be created again."""

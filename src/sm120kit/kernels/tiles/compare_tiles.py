@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sm120kit.kernels.records import NumericStatus, Tile, TileFacts
+from sm120kit.kernels.kernel_records import NumericStatus, Tile, TileFacts
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.bench import compare, figures, saturation
+from sm120kit.bench import compare_results, figures, saturation
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, Summary, summary
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.saturation import Objective
@@ -125,7 +125,7 @@ def as_html(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) 
         if lines := _lines(named, by):
             parts += [f"<h2>By {by}</h2>", _drawn(lines, by, "svg").decode()]
     for name, result in named:
-        known = [(key, text) for key, text in compare.environment(result).items() if text != UNKNOWN]
+        known = [(key, text) for key, text in compare_results.environment(result).items() if text != UNKNOWN]
         parts += [f"<h2>Environment of {html.escape(name)}</h2>", _table(("", "value"), known, "text")]
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"

@@ -23,7 +23,7 @@ from sm120kit.core.errors import BadRecord, RequirementMissing
 from sm120kit.core.outside import parse_json
 from sm120kit.core.records import json_text
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, blocks, normalized
-from sm120kit.kld.records import DivergenceSummary, Windowing
+from sm120kit.kld.kld_records import DivergenceSummary, Windowing
 from sm120kit.kld.tokens import TokenizedText
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, DaemonUnreachable, RequirementMissing
 from sm120kit.core.record_files import read_record
 from sm120kit.hosts.facts import Host, probe
-from sm120kit.serving import Run, containers
+from sm120kit.serving import Run, server_containers
 
 GIVEN = {
     "gpu": "kind and number of the GPUs, such as '2x RTX PRO 6000'",
@@ -65,7 +65,7 @@ def served_by_record(path: Path, url: str) -> Served:
 def _ended(path: Path, run: Run) -> str:
     """How the server of a record has ended, "" if it runs. Without a daemon that can tell, the record decides."""
     try:
-        state = containers.state(path)
+        state = server_containers.state(path)
     except (DaemonUnreachable, RequirementMissing) as error:
         reporting.warn(f"whether the server of {path} runs is unknown: {error.message}")
         return run.ending
