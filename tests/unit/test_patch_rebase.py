@@ -116,6 +116,24 @@ def test_patches_that_apply_unchanged(patch_dir: PatchDirectory, tmp_path: Path)
     assert patches.lint(patch_dir.root) == []
 
 
+@pytest.mark.parametrize("versions", [">=4.2,<4.4.2", ">=4.2"])
+@pytest.mark.parametrize(("fixed", "moved"), [("4.5.0", False), ("4.4", False), ("4.6.0", True)])
+def test_patch_that_is_fixed_upstream_is_not_moved(
+    patch_dir: PatchDirectory, tmp_path: Path, versions: str, fixed: str, moved: bool
+) -> None:
+    """Upstream's own fix conflicts with the patch: there is nothing to resolve."""
+    text = patch_text(patch_dir.edit(BUILDER, 10, "ten\n"), versions=versions)
+    patch_dir.put(
+        "first", text.replace(b"Upstream-Status: Pending\n", f"Upstream-Status: Pending\nFixed-In: {fixed}\n".encode())
+    )
+    move = move_of(patch_dir, {**NEW, BUILDER: changed(KERNEL, 10, "ten upstream\n")})
+    progress = begin(move, tmp_path / "work")
+    assert bool(progress.conflicts) == moved
+    assert states(progress.moves) == {"cutlass/first": "conflicts" if moved else "already upstream"}
+    if not moved:
+        assert applied(move) == (move.old.tree, move.onto.tree)
+
+
 def test_series_of_a_user_is_moved(patch_dir: PatchDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built-in patches below it that must change are overridden in the user's repository; they stay as they are."""
     built_in = PatchDirectory(tmp_path / "built-in")

@@ -130,6 +130,11 @@ class Patch:
         """The value of a trailer; empty if there is none of this name."""
         return next((value for key, value in self.trailers if key == name), "")
 
+    def is_fixed_in(self, version: str) -> bool:
+        """Whether ``Fixed-In`` names a version of the project, or one before it: upstream has a fix of its own there."""
+        fixed = self.trailer("Fixed-In")
+        return bool(fixed) and Version(version) >= Version(fixed)
+
     def is_for(self, version: str) -> bool:
         """Whether ``Applies-To`` holds for a version of the project."""
         return self.versions.contains(version, prereleases=True)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from packaging.version import Version
-
 from sm120kit.core import reporting
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import FetchFailed, Mismatch, NotTrusted, OfflineMiss
@@ -258,5 +256,4 @@ def _reason_without(patch: Patch, cell: DriftCell) -> str:
     """Why a release does not need a patch; empty if it may."""
     if cell.fit is PatchState.ALREADY_UPSTREAM:
         return str(cell.fit)
-    fixed = patch.trailer("Fixed-In")
-    return f"Fixed-In: {patch.project} {fixed}" if fixed and Version(cell.version) >= Version(fixed) else ""
+    return f"Fixed-In: {patch.project} {patch.trailer('Fixed-In')}" if patch.is_fixed_in(cell.version) else ""

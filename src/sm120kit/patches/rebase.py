@@ -122,7 +122,8 @@ class RebaseProgress:
 def begin(move: SeriesMove, directory: Path) -> RebaseProgress:
     """Move the patches of the old version to the new one, until one conflicts or all are moved and written to the series.
 
-    Patches that are for the new version already, and those with a variant for it, are applied as they are.
+    Patches that are for the new version already, and those with a variant for it, are applied as they are. Those that are fixed
+    upstream in the new version, by ``Fixed-In``, are left out of it.
 
     Raises:
         SystemRefused: the directory is not empty.
@@ -146,8 +147,7 @@ def begin(move: SeriesMove, directory: Path) -> RebaseProgress:
             source.set_ref(f"{REFS}/{base}", base)
             repository.fetch(source.path, f"{REFS}/{base}:{BASE}")
             record = RebaseRecord(move.recipes, move.pins, move.series, base, base, tree, tuple(_todo(move)))
-            variants = [PatchMove(name, MoveState.HAS_VARIANT, detail) for name, detail in _variants(move)]
-            record = _advance(repository, move, replace(record, moves=tuple(variants)))
+            record = _advance(repository, move, replace(record, moves=tuple(_not_moved(move))))
             for ref, commit in ((_OLD, old.commit), (BASE, base)):
                 write_atomic(gitdir / ref, f"{commit}\n".encode())
             write_atomic(gitdir / "HEAD", f"ref: {SERIES}\n".encode())
@@ -246,24 +246,26 @@ def _require_projects(move: SeriesMove) -> None:
         )
 
 
-def _variants(move: SeriesMove) -> Iterator[tuple[str, str]]:
-    """The patches of the old tree that are not moved because another patch of their family is for the new version."""
+def _not_moved(move: SeriesMove) -> Iterator[PatchMove]:
+    """The patches of the old tree that the new version does not need: it has a fix of its own, or a variant is for it."""
     versions = {project.project: project.version for project in move.projects}
     patches = move.load()
-    for patch in patches:
-        if patch.name in move.commits and not patch.is_for(versions[patch.project]):
+    for patch in (patch for patch in patches if patch.name in move.commits):
+        version = versions[patch.project]
+        if patch.is_fixed_in(version):
+            yield PatchMove(patch.name, MoveState.UPSTREAM, f"Fixed-In: {patch.project} {patch.trailer('Fixed-In')}")
+        elif not patch.is_for(version):
             family = (p for p in patches if (p.project, p.family) == (patch.project, patch.family))
-            variant = next((p for p in family if p.is_for(versions[patch.project])), None)
-            if variant:
-                yield patch.name, f"{variant.name} is for {patch.project} {versions[patch.project]}"
+            if variant := next((p for p in family if p.is_for(version)), None):
+                yield PatchMove(patch.name, MoveState.HAS_VARIANT, f"{variant.name} is for {patch.project} {version}")
 
 
 def _todo(move: SeriesMove) -> Iterator[str]:
     """The patches of the new series in order: those for the new version, and those of the old one that are to be moved."""
     versions = {project.project: project.version for project in move.projects}
-    skipped = {name for name, _ in _variants(move)}
+    skipped = {moved.name for moved in _not_moved(move)}
     for patch in move.load():
-        if patch.is_for(versions[patch.project]) or (patch.name in move.commits and patch.name not in skipped):
+        if patch.name not in skipped and (patch.is_for(versions[patch.project]) or patch.name in move.commits):
             yield patch.name
 
 
