@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit import recipes
-from sm120kit.bench import roofline
+from sm120kit.bench import reproduce, roofline
 from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound
@@ -73,6 +73,19 @@ def test_all_problems_are_in_one_error(tmp_path: Path) -> None:
 def test_unknown_name_suggests_similar_name() -> None:
     with pytest.raises(NotFound, match=r"did you mean .*qwen3\.5-397b-nvfp4-4x"):
         configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro")
+
+
+def test_a_users_configuration_needs_no_publication(tmp_path: Path) -> None:
+    """Neither deviations nor published figures have to be invented; those of this project have figures."""
+    assert all(configurations.load(name).reference for name in configurations.names())
+    text = (data_root() / "recipes" / "configurations" / f"{configurations.names()[0]}.toml").read_text()
+    own = tmp_path / f"{configurations.names()[0]}.toml"
+    own.write_text(re.split(r"(?m)^\[\[(?:deviations|reference)\]\]", text)[0])
+    configuration = configurations.load(str(own))
+    assert configuration.reference == configuration.deviations == ()
+    assert [named.workload.concurrency for named in reproduce.plan(configuration)] == [(1,)]
+    for command in ("check", "show"):
+        assert CliRunner().invoke(app, ["config", command, str(own)]).exit_code == 0
 
 
 def test_figures_of_another_setup_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,9 @@ def list_(json: Json = False) -> None:
                 *[origins[config.name]] * shown,
                 config.engine,
                 config.hardware.gpus,
-                _figure(config.reference[0]) + (" *" if config.reference[0].differs else ""),
-                config.reference[0].reproducibility,
+                *next(
+                    ((_figure(each) + " *" * bool(each.differs), each.reproducibility) for each in config.reference), ("", "")
+                ),
             )
             for config in listed
         ),

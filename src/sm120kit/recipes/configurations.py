@@ -125,6 +125,7 @@ class Configuration(Strict):
 
     ``engine`` is the name of an engine recipe and ``original`` what the publication ran. ``arguments`` are those of the
     engine's server, ``environment`` its variables. ``host`` names checks of ``sm120kit doctor`` that must find no problem.
+    ``deviations`` and ``reference`` are those from a publication and its figures: a user's own configuration needs none.
     """
 
     edition: Literal[1]
@@ -142,9 +143,9 @@ class Configuration(Strict):
     environment: Annotated[dict[str, str], Field(default_factory=dict)]
     container: Container
     host: Strings = ()
-    deviations: Annotated[tuple[Deviation, ...], Field(strict=False)]
+    deviations: Annotated[tuple[Deviation, ...], Field(strict=False)] = ()
     known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
-    reference: Annotated[tuple[Reference, ...], Field(strict=False, min_length=1)]
+    reference: Annotated[tuple[Reference, ...], Field(strict=False)] = ()
 
     @property
     def served_by(self) -> engines.Engine:

@@ -64,7 +64,7 @@ def plan(configuration: Configuration, *, quick: bool = False) -> tuple[NamedWor
         )
         for name in names
     ]
-    concurrency = {reference.concurrency for reference in measurable or configuration.reference}
+    concurrency = {reference.concurrency for reference in measurable or configuration.reference} or {1}
     return (*published, _with_concurrencies(workload.load(REAL_PROMPTS), concurrency, quick))
 
 
