@@ -34,11 +34,11 @@ DRIVER = """
 import sys
 from sm120kit.core import signals
 from sm120kit.recipes import configurations
-from sm120kit.serving import download
+from sm120kit.serving import model_download
 
 signals.handle()
 try:
-    getattr(download, sys.argv[2])(download.plan(configurations.load(sys.argv[1]), "", offline=False))
+    getattr(model_download, sys.argv[2])(model_download.plan(configurations.load(sys.argv[1]), "", offline=False))
 except signals.Interrupted:
     sys.exit(130)
 """

@@ -239,7 +239,7 @@ def fetch(download: ModelDownload) -> Path:
     _remove_abandoned(download.repository)
     if download.missing_bytes:
         require_disk(_cache(), download.missing_bytes, f"{download.repository}: its download into HF_HOME")
-    program = "from sm120kit.serving import download; download.fetch_here()"
+    program = "from sm120kit.serving import model_download; model_download.fetch_here()"
     argv = (sys.executable, "-c", program, download.repository, download.commit)
     variables = {
         "PYTHONPATH": process.own_python_path(),
