@@ -18,7 +18,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from sm120kit import __version__
+from sm120kit import __version__, recipes
 from sm120kit.bench.workload import Case
 from sm120kit.cli import app, bench_workload, plugins
 from sm120kit.cli.commands import COMMANDS
@@ -26,6 +26,7 @@ from sm120kit.cli.options import expand_groups
 from sm120kit.cli.tree import Branch, Leaf
 from sm120kit.core import console
 from sm120kit.core.errors import DaemonUnreachable, NotFound, OfflineMiss, ResourceUnavailable, SystemRefused
+from sm120kit.recipes import configurations
 
 BASE = f"sha256:{'0' * 64}"
 
@@ -301,3 +302,28 @@ def test_option_groups_with_the_same_option_are_refused() -> None:
 
     with pytest.raises(ValueError, match="duplicate parameter name: 'name'"):
         expand_groups(function)
+
+
+def test_program_help_has_every_command_in_one_section() -> None:
+    page, titles = run("-h").stdout, list(COMMANDS.sections)
+    assert [line[:-1] for line in page.splitlines() if line[:-1] in titles] == titles and "\nCommands:" not in page
+    listed = [name for names in COMMANDS.sections.values() for name in names]
+    assert sorted(listed) == sorted(COMMANDS.commands)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["build"], recipes.names()), (["serve"], configurations.names()), (["inspect"], ())]
+)
+def test_missing_argument_lists_what_there_is(words: list[str], expected: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")] == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "near"), [(["serve", "gpt-oss-20b-1x-rtx"], "gpt-oss-20b-1x-rtx-5090"), (["build", "vlm"], "vllm-0.33.0")]
+)
+def test_unknown_name_has_three_suggestions(words: list[str], near: str) -> None:
+    error = run(*words).exception
+    assert isinstance(error, NotFound) and near in error.hint
+    assert 0 < sum(name in error.hint.replace(",", " ").split() for name in (*recipes.names(), *configurations.names())) <= 3

@@ -94,4 +94,10 @@ COMMANDS = Branch(
             },
         ),
     },
+    sections={
+        "Serve": ("serve", "ps", "logs", "metrics", "stop"),
+        "Check": ("doctor", "explain", "verify", "bench", "reproduce", "kld"),
+        "Build": ("build", "image", "publish", "pull", "cache"),
+        "Develop": ("init", "recipe", "config", "patch", "tiles", "inspect"),
+    },
 )

@@ -29,9 +29,17 @@ def print_usage_error(error: Any) -> None:
         return
     message, _, suggestion = error.format_message().removesuffix(".").partition(". Did you mean ")
     path = error.ctx.command_path if error.ctx else "sm120kit COMMAND"
-    help_ = f"`{path} --help` lists what it accepts"
+    help_ = f"`{path} --help` lists what it accepts{_known_names(error)}"
     hint = f"did you mean {suggestion}" if suggestion else help_
     console.failure("usage", 2, message[:1].lower() + message[1:], hint)
+
+
+def _known_names(error: Any) -> str:
+    """The names that a missing argument can be, where the shell completes them."""
+    if type(error).__name__ != "MissingParameter" or error.param is None:
+        return ""
+    names = [item.value for item in error.param.shell_complete(error.ctx, "")]
+    return "\n  ".join(["; names:", *names]) if names else ""
 
 
 def report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

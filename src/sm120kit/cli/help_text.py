@@ -28,14 +28,15 @@ def usage(command: Any, ctx: Any) -> str:
     return _wrapped(lead + " ".join(parts), "", " " * indent) + "\n"
 
 
-def page(command: Any, ctx: Any, summaries: Mapping[str, str] | None = None) -> str:
-    """A help page. ``summaries`` are the commands of a group."""
+def page(command: Any, ctx: Any, commands: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """A help page. ``commands`` are the summaries of a group's commands, by heading and name."""
     parts = [usage(command, ctx)]
     parts += [f"{_wrapped(text, '  ', '  ')}\n" for text in _paragraphs(command.help or "")]
     params = [param for param in command.get_params(ctx) if not param.hidden]
     arguments = [(_name(param), _text(param)) for param in params if param.param_type_name == "argument"]
     options = [(_term(param), _text(param)) for param in params if param.param_type_name == "option"]
-    lists = (("Arguments", arguments), ("Options", options), ("Commands", list((summaries or {}).items())))
+    groups = [(title, list(summaries.items())) for title, summaries in (commands or {}).items()]
+    lists = (("Arguments", arguments), *groups, ("Options", options))
     parts += [f"{title}:\n{_definitions(rows)}" for title, rows in lists if rows]
     return "\n".join([*parts, f"{_wrapped(_configured(params), '', '')}\n"])
 

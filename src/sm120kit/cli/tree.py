@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -36,12 +36,14 @@ class Branch:
     """A group of commands.
 
     ``default`` names the command that runs when the first argument is not a command; with ``alone`` also without arguments.
+    ``sections`` are the commands by heading in the group's help; those of no section are below ``Commands``.
     """
 
     summary: str
     commands: Mapping[str, Leaf | Branch]
     default: str = ""
     alone: bool = False
+    sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def key(option: Any) -> str:
@@ -145,7 +147,12 @@ class Group(TyperGroup):
         formatter.write(help_text.usage(self, ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(help_text.page(self, ctx, self.commands.summaries()))
+        formatter.write(help_text.page(self, ctx, self._sections()))
+
+    def _sections(self) -> dict[str, dict[str, str]]:
+        rest = self.commands.summaries()
+        sections = {title: {name: rest.pop(name) for name in names} for title, names in self.branch.sections.items()}
+        return sections | ({"Commands": rest} if rest else {})
 
 
 class _Commands(Mapping[str, Any]):

@@ -170,6 +170,11 @@ def families() -> list[type[Sm120kitError]]:
     return sorted(own, key=lambda family: family.exit_code)
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The three most similar known names, the most similar first; ``none`` if nothing is known."""
+    return ", ".join(difflib.get_close_matches(word, list(known), n=3, cutoff=0)) or "none"
+
+
 def did_you_mean(word: object, known: Iterable[object]) -> str:
     """The suffix ``; did you mean 'NAME'?`` with the most similar known name; empty if none is similar."""
     near = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.6)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core.atomic_writes import write_together
-from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
+from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict, nearest
 from sm120kit.patches import evidence
 from sm120kit.patches.apply import compose
 from sm120kit.patches.export import problems_after
@@ -56,7 +56,8 @@ def find(root: Path, name: str) -> Patch:
         names = ", ".join(patch.name for patch in matches)
         raise NotFound(f"{len(matches)} projects have a patch {name}", f"choose from {names}")
     if not matches:
-        raise NotFound(f"no series has a patch {name!r}", f"patches: {', '.join(patch.name for patch in every)}; or a file")
+        near = nearest(name, [patch.name for patch in every])
+        raise NotFound(f"no series has a patch {name!r}", f"nearest: {near}; `sm120kit patch list` lists all; or a file")
     return matches[0]
 
 

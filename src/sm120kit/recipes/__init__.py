@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from sm120kit.core import data_roots
-from sm120kit.core.errors import BadInput, NotFound, did_you_mean
+from sm120kit.core.errors import BadInput, NotFound, did_you_mean, nearest
 from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Arch
 from sm120kit.recipes.load import json_schema, read
@@ -125,7 +125,8 @@ def _locate(name: str) -> tuple[Path, Recipe | None]:
         if not of_engine:
             raise NotFound(
                 f"unknown recipe {name!r}{did_you_mean(stem, known)}",
-                f"recipes: {', '.join(known) or 'none'} (in {' and '.join(map(str, data_roots.folders(KIND)))})",
+                f"nearest: {nearest(stem, known)}; `sm120kit recipe show` lists all,"
+                f" of {' and '.join(map(str, data_roots.folders(KIND)))}",
             )
         if stem not in DEFAULT_RECIPES:
             return _newest_verified(stem, of_engine)

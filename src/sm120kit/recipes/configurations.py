@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 
 from sm120kit import engines
 from sm120kit.core import data_roots
-from sm120kit.core.errors import NotFound, did_you_mean
+from sm120kit.core.errors import NotFound, did_you_mean, nearest
 from sm120kit.core.outside import file_problem
 from sm120kit.engines import parser
 from sm120kit.recipes.load import read_toml, validate
@@ -194,7 +194,8 @@ def load(name: str) -> Configuration:
             hint = "name a configuration that `sm120kit config list` shows, or an existing file"
             raise NotFound(f"no configuration file {name}: it {why}", hint)
         raise NotFound(
-            f"no configuration {name!r}{did_you_mean(name, names())}", f"configurations: {', '.join(names())}; or a .toml file"
+            f"no configuration {name!r}{did_you_mean(name, names())}",
+            f"nearest: {nearest(name, names())}; `sm120kit config` lists all; or name a .toml file",
         )
     data = read_toml(path, "see the files in recipes/configurations for examples")
     hint = "correct the file and run `sm120kit config check` again"
