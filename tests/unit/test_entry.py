@@ -179,7 +179,7 @@ def test_exceptions_cannot_control_the_terminal() -> None:
 @pytest.mark.parametrize("command", ["frobnicate", "biuld", "build", "build --frob", "build x --jobs 0", "bench run"])
 def test_wrong_usage_has_the_form_of_every_error(command: str) -> None:
     done = subprocess.run([sys.executable, "-m", "sm120kit", *command.split()], capture_output=True, text=True)
-    error, hint = done.stderr.splitlines()
+    error, hint, *_ = done.stderr.splitlines()
     assert done.returncode == 2 and error.startswith("error: ") and hint.startswith("hint: ")
 
 
