@@ -152,10 +152,10 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)
     arguments = ["run", CONFIGURATION, "--model", str(folder), "-w", "mine.toml", "--restarts", "1", "--port", "4711"]
-    arguments += ["--trust", "key.pub", "--min", "2026-01-02", "--allow-older"]
+    arguments += ["--trust", "key.pub"]
     ran = CliRunner().invoke(app, ["bench", *arguments, "--state", str(tmp_path / "state")])
     assert ran.exit_code == 0, ran.output
-    source = Source(Path("images.json"), Path("key.pub"), "2026-01-02T00:00:00Z", True)
+    source = Source(Path("images.json"), Path("key.pub"))
     assert prepared == [(servers.configuration, "", source, resolve.ServerLocation(4711)), folder]
     result = result_file.read(tmp_path / "result.json")
     assert result.complete and result.environment.served.configuration == CONFIGURATION

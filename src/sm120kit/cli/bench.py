@@ -10,7 +10,7 @@ import typer
 
 from sm120kit.cli.bench_results import render
 from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
-from sm120kit.cli.options import Json, PublishedImages, ServerAccess, Timeout, configuration_names, given_values
+from sm120kit.cli.options import ImageIndex, Json, ServerAccess, Timeout, configuration_names, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 
@@ -68,7 +68,7 @@ def run_(
     choice: WorkloadChoice,
     running: RunningServer,
     launched: LaunchedServer,
-    images: PublishedImages,
+    images: ImageIndex,
     given: Given = None,
     results: Results,
 ) -> None:

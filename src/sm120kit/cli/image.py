@@ -13,6 +13,7 @@ from sm120kit.cli.build import KernelOptions
 from sm120kit.cli.options import (
     Base,
     EngineName,
+    ImageIndex,
     Index,
     Json,
     PublishedImages,
@@ -94,7 +95,7 @@ def verify_image(
 
     workspace = Workspace.open(state)
     if trust:
-        published_images.require_signed(reference, PublishedImages(index, trust).source(), workspace)
+        published_images.require_signed(reference, ImageIndex(index, trust).source(), workspace)
         console.info(f"signature verified: the image is listed in {index}")
     report = image_verification.verify(reference, workspace)
     show_report(report, json=json)

@@ -422,11 +422,23 @@ class ServerAccess:
 
 
 @dataclasses.dataclass(frozen=True)
-class PublishedImages:
-    """The index of published images and the conditions that an image from it must meet."""
+class ImageIndex:
+    """The index of published images, and who must have signed an image from it."""
 
     index: Index = Path("images.json")
     trust: Trust = None
+
+    def source(self) -> Source:
+        """The index with this condition."""
+        from sm120kit.images.published_images import Source
+
+        return Source(self.index, self.trust)
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedImages(ImageIndex):
+    """The index of published images and all conditions that an image from it must meet."""
+
     minimum: Minimum = ""
     allow_older: AllowOlder = False
 
@@ -436,9 +448,8 @@ class PublishedImages:
         Raises:
             typer.BadParameter: ``minimum`` is not a time.
         """
-        from sm120kit.images.published_images import Source
-
-        return Source(self.index, self.trust, _time(self.minimum) if self.minimum else "", self.allow_older)
+        minimum = _time(self.minimum) if self.minimum else ""
+        return dataclasses.replace(super().source(), minimum=minimum, allow_older=self.allow_older)
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:

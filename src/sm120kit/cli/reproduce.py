@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit.cli.bench_workload import Given, case_progress
-from sm120kit.cli.options import ConfigName, Json, PublishedImages, ServerAccess, Timeout, finite, given_values
+from sm120kit.cli.options import ConfigName, ImageIndex, Json, ServerAccess, Timeout, finite, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 
@@ -73,7 +73,7 @@ def reproduce_(
     *,
     running: ServerAtUrl,
     launched: LaunchedServer,
-    images: PublishedImages,
+    images: ImageIndex,
     results: Annotated[
         list[Path] | None, typer.Option("--result", metavar="FILE", help="Measure nothing; judge this result; repeatable.")
     ] = None,
@@ -145,7 +145,7 @@ def _measure(
     configuration: Configuration,
     running: ServerAtUrl,
     launched: LaunchedServer,
-    images: PublishedImages,
+    images: ImageIndex,
     method: Method,
     stated: dict[str, str],
 ) -> tuple[Result, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ApiKey, ConfigName, LocalPatches, Offline, Overwrite, PublishedImages, State, key_of
+from sm120kit.cli.options import ApiKey, ConfigName, ImageIndex, LocalPatches, Offline, Overwrite, State, key_of
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LaunchedServer:
     ] = 0
     state: State = None
 
-    def prepare(self, configuration: Configuration, images: PublishedImages) -> tuple[PreparedLaunch, LaunchOptions]:
+    def prepare(self, configuration: Configuration, images: ImageIndex) -> tuple[PreparedLaunch, LaunchOptions]:
         """A checked launch of a configuration, and its options.
 
         Raises:
@@ -333,7 +333,7 @@ def serve_(
     *,
     model: ModelSource,
     server: ServerOptions,
-    images: PublishedImages,
+    images: ImageIndex,
     planned: PlannedOutput,
     spanned: SpannedNodes,
 ) -> None:

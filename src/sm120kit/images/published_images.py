@@ -156,7 +156,7 @@ def _require_recent(entry: PublishedImage, source: Source, workspace: Workspace)
     if newest and entry.published < newest.published:
         raise NotTrusted(
             f"{name} is {when}, older than {newest.repository}:{newest.tag}, published {newest.published} and pulled before",
-            "get the current index, or pass --allow-older to use the older image",
+            "get the current index; `sm120kit pull --allow-older` takes the older image, which --image names then",
         )
 
 

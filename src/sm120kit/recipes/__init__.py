@@ -125,7 +125,7 @@ def _locate(name: str) -> tuple[Path, Recipe | None]:
         if not of_engine:
             raise NotFound(
                 f"unknown recipe {name!r}{did_you_mean(stem, known)}",
-                f"nearest: {nearest(stem, known)}; `sm120kit recipe show` lists all,"
+                f"nearest: {nearest(stem, known)}; `sm120kit recipe list` lists all,"
                 f" of {' and '.join(map(str, data_roots.folders(KIND)))}",
             )
         if stem not in DEFAULT_RECIPES:
