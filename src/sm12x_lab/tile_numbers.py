@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sm12x_lab import emulation
-from sm12x_lab.emulation.records import Emulation
+from sm12x_lab.emulation.emulation_records import Emulation
 from sm120kit.core import reporting
 from sm120kit.core.errors import CompileFailed
 from sm120kit.kernels import tables
 from sm120kit.kernels.kernel_records import NumericResult, NumericStatus, TileFacts
+from sm120kit.recipes.locked_toolchain import compilers
 from sm120kit.recipes.target import Target
-from sm120kit.recipes.toolchain import compilers
 
 
 def tile_numbers(target: Target, facts: Sequence[TileFacts], *, patched: bool, emulated: bool) -> tuple[TileFacts, ...]:

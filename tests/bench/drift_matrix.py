@@ -26,7 +26,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.patches import matrix
 from sm120kit.patches.drift import git_apply
 from sm120kit.patches.format import Patch
-from sm120kit.patches.records import TreeProject
+from sm120kit.patches.patch_records import TreeProject
 from sm120kit.patches.series import load
 from sm120kit.sources.git import GitIndex, Repository
 from sm120kit.sources.origin import Origin

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from sm120kit import patches
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, GitPin
 

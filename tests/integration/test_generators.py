@@ -9,7 +9,7 @@ from toolkits import toolkit
 
 from sm120kit.core.errors import CommandFailed
 from sm120kit.core.records import Arch, Toolchain
-from sm120kit.recipes.toolchain import TvmFfi
+from sm120kit.recipes.locked_toolchain import TvmFfi
 from sm120kit.wheels import flashinfer_generators, generators
 
 GENERATOR = """\

@@ -16,8 +16,8 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import NotTrusted, OfflineMiss, RequirementMissing
 from sm120kit.core.records import Arch
 from sm120kit.core.workspace import Workspace
+from sm120kit.recipes import locked_toolchain as locked
 from sm120kit.recipes import lockfile
-from sm120kit.recipes import toolchain as locked
 from sm120kit.recipes.target import FlashInferTarget, resolve_flashinfer
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.run_options import Options

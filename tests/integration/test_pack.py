@@ -15,7 +15,7 @@ from patch_series import checkout_of, trees
 
 from sm120kit import patches, recipes
 from sm120kit.core.errors import CheckFailed
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.wheels import pack
 from sm120kit.wheels.build_records import BuildPlan

@@ -17,7 +17,7 @@ import pytest
 
 from sm120kit import patches, recipes
 from sm120kit.core.workspace import Workspace
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources import Origin, fetch
 
 ROOT = Path(__file__).parents[2]

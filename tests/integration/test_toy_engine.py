@@ -31,7 +31,7 @@ from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.published_images import Source
 from sm120kit.recipes import arguments, configurations, load_engine
-from sm120kit.recipes.records import Closure
+from sm120kit.recipes.recipe_records import Closure
 from sm120kit.serving import Run, launch
 from sm120kit.serving.launch import LaunchOptions
 from sm120kit.wheels import parser_options, parser_probe

@@ -27,7 +27,7 @@ from sm120kit.core.workspace import Workspace, mark_tree_used
 from sm120kit.images import state_entries
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.oci import LAYER, Layout
-from sm120kit.recipes import lockfile, toolchain
+from sm120kit.recipes import locked_toolchain, lockfile
 from sm120kit.recipes.target import resolve_each
 from sm120kit.sources import download
 from sm120kit.sources.run_options import Options
@@ -108,7 +108,7 @@ def test_pins_and_locks_reference_downloads_and_checkouts(workspace: Workspace) 
         fill(workspace.downloads / sha256)
     for name in (sources.checkout_name(RECIPE.pin), "flashinfer-0.0.1-0123456789abcdef"):
         fill(workspace.checkouts / name)
-    unpacked = toolchain.unpacked_names(LOCK)
+    unpacked = locked_toolchain.unpacked_names(LOCK)
     assert len(unpacked) == 4, "compilers and tvm-ffi for two machines"
     for name in (*unpacked, ABSENT):
         fill(workspace.cache / "toolchains" / name)

@@ -16,7 +16,7 @@ import pytest
 from sm120kit.core import console
 from sm120kit.core.record_files import record_json
 from sm120kit.kernels.kernel_records import Tile
-from sm120kit.patches.records import AppliedPatch
+from sm120kit.patches.patch_records import AppliedPatch
 
 
 def test_json_of_records(capsys: pytest.CaptureFixture[str]) -> None:

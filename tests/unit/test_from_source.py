@@ -17,7 +17,7 @@ import pytest
 from sm120kit import recipes
 from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin
 from sm120kit.wheels import build_environment, extensions, plan, repack
 from sm120kit.wheels.build_records import BuildPlan

@@ -25,7 +25,7 @@ from sm120kit.images.image_index import FORMAT, PublishedIndex, find_image, read
 from sm120kit.images.image_records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
-from sm120kit.recipes.records import Closure
+from sm120kit.recipes.recipe_records import Closure
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel

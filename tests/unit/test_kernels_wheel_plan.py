@@ -14,7 +14,7 @@ from sm120kit.core.memory import Costs
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.kernels.cubin import matching
 from sm120kit.kernels.cubin.cubin_records import Cubin, Kernel
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.source_records import Checkout
 from sm120kit.wheels import kernel_wheel, plan
 from sm120kit.wheels.build_records import BuildPlan

@@ -17,9 +17,9 @@ from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, ResolutionFailed
-from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes import lockfile
-from sm120kit.recipes.records import Lock, LockedFile
+from sm120kit.recipes.recipe_records import Lock, LockedFile
 from sm120kit.sources import resolver
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin, VendoredProject

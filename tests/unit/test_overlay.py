@@ -16,7 +16,7 @@ import pytest
 from sm120kit import recipes
 from sm120kit.core.errors import Mismatch, PatchConflict
 from sm120kit.core.record_files import read_record, write_record
-from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin
 from sm120kit.wheels import plan

@@ -21,7 +21,7 @@ from patch_series import (
 
 from sm120kit import patches
 from sm120kit.core.errors import BadInput, PatchConflict
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 
 BODY = "".join(
     f"  {line}\n" for line in ("open", "int v;", "int w;", "int a;", "int b;", "int x;", "int y;", "int z;", "close")

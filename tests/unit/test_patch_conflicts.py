@@ -11,7 +11,7 @@ from patch_series import BASE, BUILDER, CUTLASS, KERNEL, PatchDirectory, changed
 
 from sm120kit import patches
 from sm120kit.core.errors import PatchConflict
-from sm120kit.patches.records import PatchState, PatchStatus
+from sm120kit.patches.patch_records import PatchState, PatchStatus
 from sm120kit.sources.git import Repository
 
 STORED = "{version}-0123456789abcdef"

@@ -24,7 +24,7 @@ from sm120kit.cli import app
 from sm120kit.core import retry
 from sm120kit.core.errors import FetchFailed, NotFound, OfflineMiss, Sm120kitError
 from sm120kit.core.workspace import Workspace
-from sm120kit.patches.records import PatchState
+from sm120kit.patches.patch_records import PatchState
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.source_records import SdistPin
 

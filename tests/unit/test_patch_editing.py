@@ -31,7 +31,7 @@ from patch_series import (
 
 from sm120kit import patches
 from sm120kit.core.errors import AlreadyExists, BadInput, Mismatch, NotFound, PatchConflict
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 
 HEADER = f"{CUTLASS}/include/cutlass/arch.h"
 FILES = {**BASE, HEADER: KERNEL}

@@ -34,9 +34,9 @@ from sm120kit import patches
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.patches import ranges
 from sm120kit.patches.edits import EditRecord
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.patches.rebase import SeriesMove, abort, begin, recipes_of, resume
 from sm120kit.patches.rebase_directory import MoveState
-from sm120kit.patches.records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, GitPin, VendoredProject
 

@@ -17,7 +17,7 @@ from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, PatchConflict, Sm120kitError
 from sm120kit.recipes import lockfile
-from sm120kit.recipes.records import Lock
+from sm120kit.recipes.recipe_records import Lock
 from sm120kit.sources.source_records import LockedWheel
 
 CUTLASS = '[sources.cutlass]\ninside = "flashinfer"\npath = "3rdparty/cutlass"\nversion = "4.2.1"\n'

@@ -38,7 +38,7 @@ from patch_series import (
 from sm120kit import patches
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.patches import export
-from sm120kit.patches.records import PatchedTree, PatchState
+from sm120kit.patches.patch_records import PatchedTree, PatchState
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, VendoredProject
 

@@ -15,7 +15,7 @@ from sm120kit import recipes
 from sm120kit.core.errors import CheckFailed, NotFound, RequirementMissing
 from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.kernels.kernel_records import Tile, TileFacts
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes.schema import UndefinedSymbols
 from sm120kit.sources.source_records import Checkout
 from sm120kit.wheels import image_wheels, plan

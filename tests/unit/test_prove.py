@@ -11,7 +11,7 @@ import pytest
 from sm12x_lab import RECEIPTS, proofs
 from sm12x_lab.proofs import prover
 from sm12x_lab.proofs.code import kernel_codes
-from sm12x_lab.proofs.records import Effect, KernelCode, PatchProof, ProbeComparison, ProbeResult
+from sm12x_lab.proofs.proof_records import Effect, KernelCode, PatchProof, ProbeComparison, ProbeResult
 from sm12x_lab.proofs.side import _definitions
 from sm120kit import patches, sources
 from sm120kit.core.errors import BadInput, NotFound, PatchConflict
@@ -19,7 +19,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.cubin.cubin_records import Kernel
 from sm120kit.kernels.kernel_records import NumericStatus
 from sm120kit.patches import probes
-from sm120kit.patches.records import PatchState
+from sm120kit.patches.patch_records import PatchState
 from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options

@@ -22,7 +22,7 @@ from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, NumericResult, 
 from sm120kit.kernels.tables import export_tree
 from sm120kit.kernels.tiles import compare_tiles, diagnostics, introspect, listing
 from sm120kit.patches import index_file
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes.target import EngineTarget, resolve, resolve_flashinfer
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options

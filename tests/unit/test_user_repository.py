@@ -33,9 +33,9 @@ from sm120kit.core import data_roots
 from sm120kit.core.atomic_writes import write_atomic, write_together
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import AlreadyExists, BadInput, NotTrusted, RequirementMissing, Sm120kitError, SystemRefused
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import configurations, lockfile, new_repository
-from sm120kit.recipes.records import Lock, LockedFile, LockedSource
+from sm120kit.recipes.recipe_records import Lock, LockedFile, LockedSource
 
 ROOT = Path(__file__).resolve().parents[2]
 

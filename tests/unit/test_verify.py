@@ -16,11 +16,11 @@ import pytest
 from before_the_lab import are_of_present_sources
 
 from sm12x_lab import RECEIPTS, gpu_tests
-from sm12x_lab.gpu_tests import compiled, faults, gpu, matrix, programs, receipt, running, verification
+from sm12x_lab.gpu_tests import compiled, faults, gpu, programs, receipt, running, verification, verified_kernels
 from sm12x_lab.gpu_tests.gpu import Backend, CudaDevice
-from sm12x_lab.gpu_tests.matrix import KernelConfiguration, VerificationScope
 from sm12x_lab.gpu_tests.programs import Compiler, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome
+from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration, VerificationScope
 from sm120kit import patches
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
@@ -218,7 +218,7 @@ class Bench:
 
     def run(self, *several: KernelConfiguration) -> verification.VerificationReport:
         return verification.verify(
-            matrix.Matrix(several or (GROUPED,)),
+            verified_kernels.Matrix(several or (GROUPED,)),
             [self.stock],
             TREE,
             self.compiler,
@@ -412,7 +412,7 @@ def facts() -> list[TileFacts]:
 
 
 def test_matrix_runs_each_tile_or_has_a_reason() -> None:
-    full = matrix.matrix_of(facts())
+    full = verified_kernels.matrix_of(facts())
     names = [configuration.name for configuration in full.run]
     excluded = [left for lefts in (full.too_big, full.does_not_compile, full.left_out) for left in lefts]
     aside = [left.what for left in excluded]
@@ -428,21 +428,21 @@ def test_matrix_runs_each_tile_or_has_a_reason() -> None:
 
 
 def test_pattern_selects_kernels_by_name() -> None:
-    selected = matrix.matrix_of(facts(), pattern="128x128x64-finalize").run
+    selected = verified_kernels.matrix_of(facts(), pattern="128x128x64-finalize").run
     assert [configuration.name for configuration in selected] == [
         "grouped-nvfp4-128x128x64-finalize-bf16",
         "grouped-nvfp4-128x128x64-finalize-swap-bf16",
         "grouped-mxfp4-128x128x64-finalize-bf16",
         "grouped-mxfp8-128x128x64-finalize-swap-bf16",
     ]
-    assert len(matrix.matrix_of(facts(), pattern="dense-mxfp8-128x128x128-bf16").run) == 1
+    assert len(verified_kernels.matrix_of(facts(), pattern="dense-mxfp8-128x128x128-bf16").run) == 1
     with pytest.raises(NotFound, match="no configuration matches 'int8'") as failure:
-        matrix.matrix_of(facts(), pattern="int8")
+        verified_kernels.matrix_of(facts(), pattern="int8")
     assert "grouped-nvfp4-128x128x128-bf16" in failure.value.hint
 
 
 def test_definitions_are_distinct_for_distinct_kernels() -> None:
-    kernels = {configuration.name: configuration.definitions() for configuration in matrix.matrix_of(facts()).run}
+    kernels = {configuration.name: configuration.definitions() for configuration in verified_kernels.matrix_of(facts()).run}
     assert len(set(kernels.values())) == len(kernels)
     definitions = kernels["grouped-nvfp4-128x128x64-finalize-swap-bf16"]
     assert {"-DDTYPE=nvfp4", "-DTILE_K=64", "-DGROUPED=1", "-DSWAP=1", "-DFINALIZE=1", "-DOUTPUT=bf16"} <= {*definitions}
@@ -553,7 +553,7 @@ def test_correct_kernels_run_with_the_arguments_of_seeded_faults() -> None:
         assert {*seeded.sets} <= {name for arguments in plan for name in arguments.sets}
         assert max(seeded.jitter_ns) in {jitter for arguments in plan for jitter in arguments.jitter_ns}
         assert max(seeded.clc) in {clc for arguments in plan for clc in arguments.clc}
-        assert configuration.name in {other.name for other in matrix.matrix_of(facts()).run}
+        assert configuration.name in {other.name for other in verified_kernels.matrix_of(facts()).run}
 
 
 def test_printed_table_lists_limitations(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -646,7 +646,7 @@ def run_rewritten(bench: Bench, launcher: Recorder, configuration: KernelConfigu
     """A verification whose program of ``configuration`` passes all runs and detects all faults."""
     bench.put(verification.INSTRUCTIONS, f"#!/bin/sh\necho '{INSTRUCTION.replace('software', 'hardware')}'\n")
     bench.gemm(verification._program(configuration, TREE, captured=True), DETECTED)
-    kernels = matrix.Matrix((configuration,))
+    kernels = verified_kernels.Matrix((configuration,))
     return verification.verify(kernels, [bench.stock], TREE, bench.compiler, Backend.REWRITTEN, quick=True, launcher=launcher)
 
 
@@ -691,7 +691,7 @@ def test_programs_without_kernel_code_are_only_those_of_the_build(bench: Bench) 
 
 def save(bench: Bench, directory: Path) -> None:
     scope = VerificationScope(Backend.EMULATE, quick=True)
-    built = verification.compile_only(matrix.Matrix((GROUPED,)), [bench.stock], TREE, bench.compiler)
+    built = verification.compile_only(verified_kernels.Matrix((GROUPED,)), [bench.stock], TREE, bench.compiler)
     broken = replace(verification._program(GROUPED, TREE), name="broken")
     compiled.save(
         directory,
@@ -704,7 +704,7 @@ def save(bench: Bench, directory: Path) -> None:
             bench.compiler.arch,
             bench.compiler.toolchain,
             TREE,
-            matrix.Matrix((GROUPED,)),
+            verified_kernels.Matrix((GROUPED,)),
             (bench.stock,),
             {},
             {},

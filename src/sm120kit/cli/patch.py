@@ -94,7 +94,7 @@ def check(
     from sm120kit import patches
     from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches.checkout import PATCHES
-    from sm120kit.patches.records import PatchState
+    from sm120kit.patches.patch_records import PatchState
     from sm120kit.recipes.target import resolve_source
 
     root = writable_data_root() / PATCHES if fix else patches_root()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sm120kit.patches.matrix import StateRun, Upstream
-    from sm120kit.patches.records import ReleaseDrift
+    from sm120kit.patches.patch_records import ReleaseDrift
 
 
 def _projects(incomplete: str) -> list[str]:
@@ -93,7 +93,7 @@ def _require_version(text: str) -> None:
 
 
 def _cells(name: str, run: StateRun) -> tuple[object, ...]:
-    from sm120kit.patches.records import PatchState
+    from sm120kit.patches.patch_records import PatchState
 
     detail = run.cell.detail.strip() if run.cell.state is PatchState.CONFLICTS else ""
     project = run.cell.project

@@ -13,7 +13,7 @@ from sm120kit.cli.options import Json, Sources, recipe_names
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm120kit.patches.records import PatchStatus
+    from sm120kit.patches.patch_records import PatchStatus
     from sm120kit.recipes.drafts import Draft
     from sm120kit.wheels.new_recipe import NewerRelease
     from sm120kit.wheels.newer_wheels import NewerWheel

@@ -21,7 +21,7 @@ from sm120kit.images.image_records import Image, ImageContext
 from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import arguments, bases
 from sm120kit.recipes.added_files import read_added
-from sm120kit.recipes.records import Closure
+from sm120kit.recipes.recipe_records import Closure
 from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels.build_records import WheelBuild

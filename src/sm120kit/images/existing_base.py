@@ -20,7 +20,7 @@ from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
-from sm120kit.recipes.records import Closure
+from sm120kit.recipes.recipe_records import Closure
 from sm120kit.sources.debian import ARCHITECTURES
 
 _INSPECT = """

@@ -29,9 +29,9 @@ from sm120kit.images.image_inputs import LABEL
 from sm120kit.images.image_records import ImageContext
 from sm120kit.images.oci import Layout
 from sm120kit.patches import checkout, index_file
-from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes import bases, lockfile, toolchain
-from sm120kit.recipes.records import Lock
+from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes import bases, locked_toolchain, lockfile
+from sm120kit.recipes.recipe_records import Lock
 from sm120kit.recipes.target import Target
 from sm120kit.sources.source_records import GitPin, Pin
 
@@ -187,7 +187,7 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
             | _packages()
             | {wheel.sha256 for context in images.values() for wheel in context.locked}
         ),
-        toolchains=frozenset(name for lock in locks.values() for name in toolchain.unpacked_names(lock)),
+        toolchains=frozenset(name for lock in locks.values() for name in locked_toolchain.unpacked_names(lock)),
         trees=frozenset(
             locked | {id_ for each in trees.values() for tree in each if tree for id_ in (tree.tree, tree.checkout.tree)}
         ),

@@ -11,9 +11,9 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.kernels import tiles as tile_facts
 from sm120kit.kernels.kernel_records import TileFacts
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes.locked_toolchain import compilers
 from sm120kit.recipes.target import EngineTarget, Target
-from sm120kit.recipes.toolchain import compilers
 
 
 def tiles(target: Target, *, patched: bool) -> tuple[TileFacts, ...]:

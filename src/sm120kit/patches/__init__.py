@@ -9,7 +9,7 @@ from sm120kit.patches.foreign import ImportTarget, import_patches
 from sm120kit.patches.format import Patch, normal_form, read_foreign
 from sm120kit.patches.mails import read_commit, read_diffs
 from sm120kit.patches.materialise import index_file, materialise
-from sm120kit.patches.records import TreeProject, projects_in_tree
+from sm120kit.patches.patch_records import TreeProject, projects_in_tree
 from sm120kit.patches.series import fix, lint, load, load_for_tree, origin, projects
 
 __all__ = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.patches.drift import Step, complete_steps, steps
 from sm120kit.patches.format import Patch
-from sm120kit.patches.records import AppliedPatch, PatchedTree, PatchState, projects_in_tree
+from sm120kit.patches.patch_records import AppliedPatch, PatchedTree, PatchState, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, VendoredProject

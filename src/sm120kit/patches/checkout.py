@@ -13,7 +13,7 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.patches.apply import apply
 from sm120kit.patches.format import Patch
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Pin, VendoredProject

@@ -15,7 +15,7 @@ from sm120kit import sources
 from sm120kit.patches.diff import Hunk
 from sm120kit.patches.format import Patch
 from sm120kit.patches.locate import fitting_lines, split_lines
-from sm120kit.patches.records import HunkConflict, TreeProject
+from sm120kit.patches.patch_records import HunkConflict, TreeProject
 from sm120kit.sources.git import GitIndex, Repository
 from sm120kit.sources.source_records import Checkout
 

@@ -22,7 +22,7 @@ from sm120kit.patches.conflicts import describe, explain
 from sm120kit.patches.diff import FILE_MODES, Hunk
 from sm120kit.patches.format import Patch
 from sm120kit.patches.locate import ambiguities
-from sm120kit.patches.records import HunkConflict, PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
+from sm120kit.patches.patch_records import HunkConflict, PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import GitIndex, Repository
 from sm120kit.sources.source_records import Checkout, VendoredProject

@@ -23,8 +23,8 @@ from sm120kit.patches.checkout import OVERRIDES
 from sm120kit.patches.export import export, write_back
 from sm120kit.patches.format import Patch
 from sm120kit.patches.headers import OwnHeaders
+from sm120kit.patches.patch_records import PatchedTree, projects_in_tree
 from sm120kit.patches.reconcile import BothChanged, Sides, by_name, rebuild
-from sm120kit.patches.records import PatchedTree, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Pin, VendoredProject

@@ -20,7 +20,7 @@ from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import git_apply
 from sm120kit.patches.format import Patch, normal_form, overlap, parse, render
 from sm120kit.patches.message import complete, is_complete, with_defaults
-from sm120kit.patches.records import TreeProject, owner_of
+from sm120kit.patches.patch_records import TreeProject, owner_of
 from sm120kit.patches.series import built_in, load, needs, read, require_no_problems, series_content, slug_lines, slug_problem
 from sm120kit.patches.series import projects as all_projects
 from sm120kit.sources.git import Repository

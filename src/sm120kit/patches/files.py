@@ -14,7 +14,7 @@ from sm120kit.patches.apply import compose
 from sm120kit.patches.export import problems_after
 from sm120kit.patches.foreign import require_free
 from sm120kit.patches.format import RELATIONS, Patch, normal_form
-from sm120kit.patches.records import PatchedTree, PatchState
+from sm120kit.patches.patch_records import PatchedTree, PatchState
 from sm120kit.patches.series import (
     load,
     load_for_tree,

@@ -23,7 +23,7 @@ from sm120kit.patches.export import diff, parse_own, problems_after, slug_of
 from sm120kit.patches.format import Patch, normal_form, render
 from sm120kit.patches.mails import ForeignPatch
 from sm120kit.patches.message import SUBJECT, complete, to_fill_in, with_defaults
-from sm120kit.patches.records import PatchedTree, PatchState, TreeProject, owner_of, projects_in_tree
+from sm120kit.patches.patch_records import PatchedTree, PatchState, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import built_in, require_no_problems, series_content, slug_lines, slug_problem
 from sm120kit.sources.git import GitIndex, Repository
 

@@ -22,7 +22,7 @@ from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
 from sm120kit.patches import anchors, probes
 from sm120kit.patches.diff import FileChange, Hunk, Problem, scan
-from sm120kit.patches.records import Probe
+from sm120kit.patches.patch_records import Probe
 
 FIRST_LINE = f"From {'0' * 40} Mon Sep 17 00:00:00 2001"
 """git's first line of a patch, with zeros for the commit id, which would differ after each export."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.patches.apply import OVERRIDES_MESSAGE
-from sm120kit.patches.records import TreeProject
+from sm120kit.patches.patch_records import TreeProject
 from sm120kit.sources.git import Repository
 
 _OWN = "include/sm120kit/"

@@ -16,7 +16,7 @@ from sm120kit.patches.apply import REFS
 from sm120kit.patches.export import slug_of
 from sm120kit.patches.foreign import ImportTarget, Place, applied_tree, place_of
 from sm120kit.patches.mails import ForeignPatch, read_diffs
-from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import WheelPin
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import SystemRefused
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import GitIndex, Repository
 
 

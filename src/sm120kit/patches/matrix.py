@@ -19,7 +19,7 @@ from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import mark_used
 from sm120kit.patches.drift import VERSION_H, apply_fitting, cutlass_version, fit_patch
 from sm120kit.patches.format import Patch
-from sm120kit.patches.records import DriftCell, PatchState, ReleaseDrift, TreeProject
+from sm120kit.patches.patch_records import DriftCell, PatchState, ReleaseDrift, TreeProject
 from sm120kit.patches.series import load, projects
 from sm120kit.sources.git import Repository
 from sm120kit.sources.releases import Release, Releases, import_files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from sm120kit.patches.records import Probe
+from sm120kit.patches.patch_records import Probe
 
 DTYPES = ("nvfp4", "mxfp4", "mxfp8", "fp8xmxfp4")
 GENERATED = "generated"

@@ -30,6 +30,7 @@ from sm120kit.patches.drift import DiffFit, apply_fitting, fit_patch
 from sm120kit.patches.edits import BASE, SERIES, EditRecord
 from sm120kit.patches.export import Exported, export, with_versions, write_back
 from sm120kit.patches.format import Patch, normal_form, overlap
+from sm120kit.patches.patch_records import PatchedTree, PatchState, TreeProject, projects_in_tree
 from sm120kit.patches.rebase_directory import (
     ANEW,
     FileWrite,
@@ -46,7 +47,6 @@ from sm120kit.patches.rebase_directory import (
     unknown_files,
     write_state,
 )
-from sm120kit.patches.records import PatchedTree, PatchState, TreeProject, projects_in_tree
 from sm120kit.patches.series import load_for_tree, series_content, slug_lines, slug_problem
 from sm120kit.patches.threeway import HunkState, Merge, Pick, hunk_states, merge, recommit
 from sm120kit.sources.git import GitIndex, Repository

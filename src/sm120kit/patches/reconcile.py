@@ -16,7 +16,7 @@ from sm120kit.patches.apply import commit_patch
 from sm120kit.patches.drift import steps
 from sm120kit.patches.export import Exported
 from sm120kit.patches.format import Patch
-from sm120kit.patches.records import PatchState, TreeProject
+from sm120kit.patches.patch_records import PatchState, TreeProject
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, Pin, VendoredProject
 

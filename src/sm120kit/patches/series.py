@@ -18,7 +18,7 @@ from sm120kit.patches import evidence
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, normal_form, overlap, parse
 from sm120kit.patches.message import to_fill_in
-from sm120kit.patches.records import projects_in_tree
+from sm120kit.patches.patch_records import projects_in_tree
 from sm120kit.sources.source_records import Pin, VendoredProject
 
 MAX_SLUG = 100

@@ -16,7 +16,7 @@ from sm120kit.patches.conflicts import lines_present
 from sm120kit.patches.diff import Hunk, Problem, scan
 from sm120kit.patches.export import diff
 from sm120kit.patches.locate import split_lines
-from sm120kit.patches.records import TreeProject
+from sm120kit.patches.patch_records import TreeProject
 from sm120kit.sources.git import Repository
 
 

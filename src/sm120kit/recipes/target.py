@@ -16,9 +16,9 @@ from sm120kit.patches.drift import status, status_without_source
 from sm120kit.patches.format import Patch
 from sm120kit.patches.local import apply_local
 from sm120kit.patches.mails import ForeignPatch
-from sm120kit.patches.records import AppliedPatch, PatchedTree, PatchStatus, TreeProject, projects_in_tree
+from sm120kit.patches.patch_records import AppliedPatch, PatchedTree, PatchStatus, TreeProject, projects_in_tree
 from sm120kit.recipes import lockfile
-from sm120kit.recipes.records import Closure, Lock, LockedFile
+from sm120kit.recipes.recipe_records import Closure, Lock, LockedFile
 from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Checkout, LockedWheel, Pin, VendoredProject, WheelPin

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
 from sm120kit.core.records import Arch, LeftOut, Toolchain
-from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes.schema import FlashInferRecipe
 
 

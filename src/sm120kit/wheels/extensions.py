@@ -23,7 +23,7 @@ from sm120kit.core.errors import CheckFailed, RequirementMissing
 from sm120kit.core.memory import Gate
 from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.temporary import publish_directory
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import EngineRecipe, FromSourceTable
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels.build_environment import ENVIRONMENT, Interpreter, dynamic_section, wrong_answers

@@ -22,11 +22,11 @@ from sm120kit.core.toolchain import host_compiler
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.tables import tile_table
 from sm120kit.kernels.tiles.listing import generates_tiles
-from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes import toolchain
-from sm120kit.recipes.records import Lock
+from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes import locked_toolchain
+from sm120kit.recipes.locked_toolchain import FFI, TvmFfi
+from sm120kit.recipes.recipe_records import Lock
 from sm120kit.recipes.target import FlashInferTarget
-from sm120kit.recipes.toolchain import FFI, TvmFfi
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels import plan as plans
 from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
@@ -185,8 +185,8 @@ def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
     recipe, workspace, tree = target.recipe, target.options.workspace, target.tree
     selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
     lock = _verified_lock(target)
-    tools, ffi = toolchain.compilers(target, selection.archs), toolchain.tvm_ffi(target)
-    for line in toolchain.toolchain_differences(lock, tools) if lock else ():
+    tools, ffi = locked_toolchain.compilers(target, selection.archs), locked_toolchain.tvm_ffi(target)
+    for line in locked_toolchain.toolchain_differences(lock, tools) if lock else ():
         reporting.info(f"not the locked toolchain: {line}")
     costs = Costs(workspace.cache / "costs.json")
     generated = _generate(selection, tree, (tools, ffi), workspace).modules

@@ -21,9 +21,9 @@ from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.memory import Costs
 from sm120kit.core.record_files import write_record
 from sm120kit.core.records import Toolchain
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes.locked_toolchain import NVCC
 from sm120kit.recipes.target import EngineTarget
-from sm120kit.recipes.toolchain import NVCC
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel

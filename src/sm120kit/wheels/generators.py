@@ -15,7 +15,7 @@ from sm120kit.core import process
 from sm120kit.core.errors import CheckFailed
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
-from sm120kit.recipes.toolchain import TvmFfi
+from sm120kit.recipes.locked_toolchain import TvmFfi
 from sm120kit.wheels.build_records import Generated
 from sm120kit.wheels.cuda_home import link_toolchain, relink
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import RequirementMissing
-from sm120kit.patches.records import AppliedPatch
-from sm120kit.recipes import NO_KERNELS, EngineRecipe, toolchain
-from sm120kit.recipes.records import Closure, Lock
+from sm120kit.patches.patch_records import AppliedPatch
+from sm120kit.recipes import NO_KERNELS, EngineRecipe, locked_toolchain
+from sm120kit.recipes.recipe_records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.wheels import flashinfer
 from sm120kit.wheels.build_records import BuildRequest, RepackedWheel, Stage, WheelBuild
@@ -94,7 +94,7 @@ def build(
     if request.stage in (Stage.COMPILE, Stage.PACK):
         require_native(recipe, request)
         if (request.group or recipe.kernels) != NO_KERNELS:
-            toolchain.require_locked(target.flashinfer)
+            locked_toolchain.require_locked(target.flashinfer)
     pack = request.stage is Stage.PACK
     if request.from_source:
         own = _build_from_source(target, request.stage, watch)

@@ -28,8 +28,8 @@ from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.toolchain import installed_version
 from sm120kit.kernels.tables import export_tree
-from sm120kit.patches.records import PatchedTree
-from sm120kit.recipes import toolchain
+from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes import locked_toolchain
 from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.wheels import plan as plans
 from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, BuildRequest, Stage, WheelBuild
@@ -73,7 +73,7 @@ def build(
     selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
     versions = {name: installed_version(name) for name in VERSIONED_PACKAGES}
     costs = Costs(workspace.cache / "costs.json")
-    environment = plans.BuildEnvironment(toolchain.compilers(target, selection.archs, ()), versions, costs.of)
+    environment = plans.BuildEnvironment(locked_toolchain.compilers(target, selection.archs, ()), versions, costs.of)
     plan = plans.plan_kernel_wheel(selection, tree, source_version(), source_files(), environment)
     planned = WheelBuild(recipe, tree, plan)
     if stage is Stage.PLAN:

@@ -36,12 +36,12 @@ from sm120kit.core.errors import (
 from sm120kit.engines.parser import record_path
 from sm120kit.patches.checkout import series_files
 from sm120kit.patches.drift import VERSION_H, cutlass_version
-from sm120kit.patches.records import PatchState, PatchStatus
-from sm120kit.recipes import drafts, lockfile, toolchain
+from sm120kit.patches.patch_records import PatchState, PatchStatus
+from sm120kit.recipes import drafts, locked_toolchain, lockfile
 from sm120kit.recipes.drafts import Draft, Python, Template, distribution, title
 from sm120kit.recipes.load import read_toml
+from sm120kit.recipes.locked_toolchain import FFI
 from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target, resolve_flashinfer
-from sm120kit.recipes.toolchain import FFI
 from sm120kit.sources.git import Repository
 from sm120kit.sources.index import ListedFile
 from sm120kit.sources.releases import Releases
@@ -268,7 +268,7 @@ class RecipeMaker:
     def _keep_modules(self, draft: Draft, target: FlashInferTarget) -> None:
         """Run the generators of the modules, and leave out those that fail."""
         recipe = target.recipe
-        tools, ffi = toolchain.compilers(target, recipe.archs), toolchain.tvm_ffi(target)
+        tools, ffi = locked_toolchain.compilers(target, recipe.archs), locked_toolchain.tvm_ffi(target)
         requests = {
             name: {
                 **table.call,

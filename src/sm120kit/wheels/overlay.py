@@ -14,7 +14,7 @@ from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.patches.foreign import BESIDE
-from sm120kit.patches.records import AppliedPatch, PatchedTree
+from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import wheelhouse
 from sm120kit.sources.git import Repository

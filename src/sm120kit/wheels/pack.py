@@ -26,7 +26,7 @@ from sm120kit.core import archives, process
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import BadInput, CheckFailed, CommandFailed
 from sm120kit.core.record_files import record_json
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.wheels.build_records import BuildPlan
 

@@ -12,7 +12,7 @@ from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, CheckFailed, NotFound
 from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, TileFacts
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, FlashInferRecipe, ModuleTable, TargetTable, group
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels.build_records import BuildPlan, Generated, Module, Unit

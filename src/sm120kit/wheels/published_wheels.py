@@ -13,7 +13,7 @@ from sm120kit.core.errors import BadRecord, Mismatch
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import owned_directory
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.run_options import RemoteCache
 from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan
 

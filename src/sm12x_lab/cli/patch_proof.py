@@ -11,9 +11,9 @@ from sm120kit.cli.options import Json, Sources
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm12x_lab.proofs.records import KernelCode, ProbeComparison, ProbeResult, SourceChange
+    from sm12x_lab.proofs.proof_records import KernelCode, ProbeComparison, ProbeResult, SourceChange
     from sm120kit.core.records import Arch
-    from sm120kit.patches.records import Probe
+    from sm120kit.patches.patch_records import Probe
 
 Dtype = Annotated[
     str | None, typer.Option("--for", metavar="DTYPE", help="Only this data type: nvfp4, mxfp4, mxfp8 or fp8xmxfp4.")
@@ -71,7 +71,7 @@ def prove(
     that it changes are listed, and the tests that it names as evidence; they are not run.
     """
     from sm12x_lab.proofs import prover
-    from sm12x_lab.proofs.records import Effect, ProofRequest
+    from sm12x_lab.proofs.proof_records import Effect, ProofRequest
     from sm120kit.core.data_roots import data_root, require_not_installed
     from sm120kit.recipes.target import resolve
 

@@ -80,7 +80,7 @@ def verify_kernels(
     right; 1: a kernel is wrong; 41: no GPU, or an unsuitable one; 51: a seeded fault was not detected, so that the result
     proves nothing.
     """
-    from sm12x_lab.gpu_tests import Backend, VerificationScope, session
+    from sm12x_lab.gpu_tests import Backend, VerificationScope, gpu_session
     from sm12x_lab.gpu_tests.compiled import RECORD
     from sm12x_lab.ptx import interposed
     from sm120kit.core.data_roots import data_root
@@ -110,9 +110,9 @@ def verify_kernels(
     target = resolve_flashinfer(engine, sources.run_options(limits))
     if selection.compile_only:
         captured, programs = selection.ptx is not None, selection.programs
-        _compile_only(session.compile_verification(target, scope, captured=captured, programs=programs), as_json)
+        _compile_only(gpu_session.compile_verification(target, scope, captured=captured, programs=programs), as_json)
         return
-    report, record, name = session.verify_kernels(target, scope, selection.ptx, selection.programs)
+    report, record, name = gpu_session.verify_kernels(target, scope, selection.ptx, selection.programs)
     if as_json:
         console.json_data(record)
     else:

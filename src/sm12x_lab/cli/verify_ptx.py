@@ -16,7 +16,7 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm12x_lab.ptx.session import PtxReport, UnitReport
+    from sm12x_lab.ptx.ptx_session import PtxReport, UnitReport
     from sm120kit.sources.run_options import Options as RunOptions
     from sm120kit.wheels.build_records import BuildRequest
 
@@ -72,7 +72,7 @@ def verify_ptx(
     --instructions, 1: an instruction differs from the model; 41: no Hopper GPU; 51: a fault seeded in the rewriter was not
     detected.
     """
-    from sm12x_lab.ptx import session
+    from sm12x_lab.ptx import ptx_session
     from sm120kit.core.disk import require_new, require_writable
     from sm120kit.core.errors import CheckFailed
     from sm120kit.core.record_files import write_record
@@ -102,12 +102,12 @@ def verify_ptx(
             recipe, kernels.request(stage="plan"), selection.only, output.capture, sources.run_options(limits), as_json
         )
         return
-    report = session.rewrite_file(file, output.ptx, output.cubin) if file else None
+    report = ptx_session.rewrite_file(file, output.ptx, output.cubin) if file else None
     record: dict[str, Any] | None = None
     if selection.instructions:
-        missed, record = session.verify_instructions()
+        missed, record = ptx_session.verify_instructions()
     if as_json:
-        console.json_data({"module": session.data(report) if report else None, "instructions": record})
+        console.json_data({"module": ptx_session.data(report) if report else None, "instructions": record})
     else:
         if report:
             _show_module(report)
@@ -135,7 +135,7 @@ def _verify_build(
     name: str, request: BuildRequest, pattern: str, capture: Path | None, options: RunOptions, as_json: bool
 ) -> None:
     """Rewrite the PTX of a build's units."""
-    from sm12x_lab.ptx import session
+    from sm12x_lab.ptx import ptx_session
     from sm120kit.cli.build import watcher
     from sm120kit.core.errors import BadInput
     from sm120kit.recipes.target import resolve
@@ -153,9 +153,9 @@ def _verify_build(
             texts = from_source.unit_ptx(target.engine, pattern, watch)
         else:
             texts = flashinfer.unit_ptx(target.flashinfer, request, pattern, watch)
-    units = session.rewrite_units(texts, capture)
+    units = ptx_session.rewrite_units(texts, capture)
     if as_json:
-        console.json_data({"recipe": target.recipe.name, "tree": tree.tree, "units": session.units_data(units)})
+        console.json_data({"recipe": target.recipe.name, "tree": tree.tree, "units": ptx_session.units_data(units)})
     else:
         _show_units(units)
     refused = [unit for unit in units if unit.refused]

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm12x_lab.emulation.records import Emulation
+from sm12x_lab.emulation.emulation_records import Emulation
 from sm120kit.core import process
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CheckFailed, CompileFailed, ResourceUnavailable

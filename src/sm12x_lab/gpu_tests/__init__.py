@@ -8,11 +8,11 @@ each must be detected.
 from sm12x_lab.gpu_tests.compiled import CompiledVerification, load, save
 from sm12x_lab.gpu_tests.faults import SeededFault, mutants, stock_fault
 from sm12x_lab.gpu_tests.gpu import Backend, CudaDevice, arch, probe, require
-from sm12x_lab.gpu_tests.matrix import Matrix, VerificationScope, matrix_of
 from sm12x_lab.gpu_tests.programs import HEADERS, Compiler, EngineTree, Programs, sources_digest
 from sm12x_lab.gpu_tests.receipt import receipt_name, record, stale
 from sm12x_lab.gpu_tests.running import RunOutcome
 from sm12x_lab.gpu_tests.verification import Launcher, VerificationReport, compile_only, verify
+from sm12x_lab.gpu_tests.verified_kernels import Matrix, VerificationScope, matrix_of
 
 __all__ = [
     "HEADERS",

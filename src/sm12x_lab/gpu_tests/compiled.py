@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm12x_lab.gpu_tests.faults import SeededFault
-from sm12x_lab.gpu_tests.matrix import Matrix, VerificationScope
 from sm12x_lab.gpu_tests.programs import EngineTree, Program, sources_digest
+from sm12x_lab.gpu_tests.verified_kernels import Matrix, VerificationScope
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadRecord, CompileFailed

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm12x_lab.gpu_tests.gpu import Backend
-from sm12x_lab.gpu_tests.matrix import KernelConfiguration
 from sm12x_lab.gpu_tests.programs import SOURCES, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome, run, worst
+from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration
 from sm120kit.core import process
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from sm12x_lab.gpu_tests.gpu import Backend, CudaDevice
-from sm12x_lab.gpu_tests.matrix import VerificationScope
 from sm12x_lab.gpu_tests.programs import Programs, sources_digest
 from sm12x_lab.gpu_tests.running import RunOutcome
 from sm12x_lab.gpu_tests.verification import VerificationReport
+from sm12x_lab.gpu_tests.verified_kernels import VerificationScope
 from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
 from sm120kit.patches import Patch
 

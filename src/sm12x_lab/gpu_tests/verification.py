@@ -16,9 +16,9 @@ from pathlib import Path
 from sm12x_lab.gpu_tests import faults
 from sm12x_lab.gpu_tests.faults import FaultResult, SeededFault
 from sm12x_lab.gpu_tests.gpu import Backend
-from sm12x_lab.gpu_tests.matrix import KernelConfiguration, Matrix
 from sm12x_lab.gpu_tests.programs import TOO_BIG, EngineTree, Program, Programs
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome, run, run_with_timeout, worst
+from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration, Matrix
 from sm120kit.core import reporting
 from sm120kit.core.errors import CheckFailed, CompileFailed
 from sm120kit.core.records import LeftOut

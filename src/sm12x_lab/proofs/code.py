@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm12x_lab.proofs.records import KernelCode
+from sm12x_lab.proofs.proof_records import KernelCode
 from sm120kit.core import process
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sm120kit.core.digests import file_sha256
-from sm120kit.patches.records import Probe
+from sm120kit.patches.patch_records import Probe
 
 HEADERS = Path(__file__).with_name("cpp")
 _TYPES = re.compile(r"warning:.*\b(?P<what>mainloop|scale_factors)\b.*\[with int line = (?P<line>\d+); (?P<types>[^\]]*)\]")

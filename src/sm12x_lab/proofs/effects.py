@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sm12x_lab.proofs.records import Effect, KernelCode, ProbeComparison, ProbeResult
+from sm12x_lab.proofs.proof_records import Effect, KernelCode, ProbeComparison, ProbeResult
 from sm120kit.kernels.kernel_records import NumericStatus
-from sm120kit.patches.records import Probe
+from sm120kit.patches.patch_records import Probe
 
 
 def compare(probe: Probe, below: ProbeResult, above: ProbeResult) -> ProbeComparison:

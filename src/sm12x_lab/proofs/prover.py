@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm12x_lab import proofs
-from sm12x_lab.proofs.records import Effect, PatchProof, ProofRequest, SourceChange
+from sm12x_lab.proofs.proof_records import Effect, PatchProof, ProofRequest, SourceChange
 from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches, recipes
 from sm120kit.core import sandbox
@@ -18,9 +18,9 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, CheckFailed, CommandFailed, CompileFailed, NotFound, PatchConflict
 from sm120kit.patches.evidence import gaps
-from sm120kit.patches.records import PatchState, Probe
+from sm120kit.patches.patch_records import PatchState, Probe
+from sm120kit.recipes.locked_toolchain import compilers
 from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each
-from sm120kit.recipes.toolchain import compilers
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
 

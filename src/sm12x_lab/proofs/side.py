@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 
 from sm12x_lab import emulation, proofs
-from sm12x_lab.emulation.records import Emulation
-from sm12x_lab.proofs.records import ProbeResult
+from sm12x_lab.emulation.emulation_records import Emulation
+from sm12x_lab.proofs.proof_records import ProbeResult
 from sm120kit.core import reporting
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CheckFailed, CompileFailed, NotFound
@@ -21,9 +21,9 @@ from sm120kit.core.sandbox import Sandbox
 from sm120kit.core.toolchain import PLACEHOLDERS
 from sm120kit.kernels.kernel_records import NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tiles import diagnostics, introspect, listing
-from sm120kit.patches.records import Probe
+from sm120kit.patches.patch_records import Probe
+from sm120kit.recipes.locked_toolchain import tvm_ffi
 from sm120kit.recipes.target import FlashInferTarget, Target
-from sm120kit.recipes.toolchain import tvm_ffi
 from sm120kit.sources.git import Repository
 from sm120kit.wheels.generators import run_generators
 

@@ -9,12 +9,12 @@ import pytest
 
 from sm12x_lab import emulation
 from sm12x_lab.emulation import Mainloop
-from sm12x_lab.emulation.records import Emulation
+from sm12x_lab.emulation.emulation_records import Emulation
 from sm120kit import patches
 from sm120kit.core import toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.workspace import Workspace
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources import fetch
 from sm120kit.sources.source_records import VendoredProject, WheelPin
 

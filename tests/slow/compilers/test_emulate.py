@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sm12x_lab import RECEIPTS, emulation
-from sm12x_lab.emulation.records import Emulation
+from sm12x_lab.emulation.emulation_records import Emulation
 from sm120kit import patches, recipes
 from sm120kit.core import toolchain
 from sm120kit.core.errors import CompileFailed

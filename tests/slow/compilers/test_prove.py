@@ -16,7 +16,7 @@ import pytest
 
 from sm12x_lab import proofs
 from sm12x_lab.proofs import prover
-from sm12x_lab.proofs.records import Effect, PatchProof, ProofRequest
+from sm12x_lab.proofs.proof_records import Effect, PatchProof, ProofRequest
 from sm120kit import patches
 from sm120kit.core import sandbox
 from sm120kit.core.errors import RequirementMissing

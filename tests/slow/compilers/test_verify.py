@@ -14,8 +14,8 @@ import pytest
 
 from sm12x_lab import RECEIPTS, gpu_tests
 from sm12x_lab.gpu_tests import faults, receipt, verification
-from sm12x_lab.gpu_tests.matrix import KernelConfiguration
 from sm12x_lab.gpu_tests.programs import Compiler, EngineTree
+from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration
 from sm12x_lab.ptx import interposed
 from sm120kit import patches
 from sm120kit.core import toolchain

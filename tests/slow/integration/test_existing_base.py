@@ -28,7 +28,7 @@ from sm120kit.images.docker import Daemon
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes import lockfile
-from sm120kit.recipes.records import Closure
+from sm120kit.recipes.recipe_records import Closure
 from sm120kit.sources.run_options import Options
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sm120kit import patches
 from sm120kit.core.record_files import write_record
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, GitPin
 
@@ -19,7 +19,7 @@ SWITCH = """
 import sys
 from pathlib import Path
 from sm120kit import patches
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.core.record_files import read_record
 patches.materialise(read_record(PatchedTree, Path(sys.argv[1])), Path(sys.argv[2]))
 """

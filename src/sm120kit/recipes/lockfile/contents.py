@@ -9,9 +9,9 @@ from packaging.version import Version
 
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput
-from sm120kit.patches.records import PatchedTree
+from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import FlashInferRecipe, Recipe
-from sm120kit.recipes.records import Closure, Lock, LockedFile, LockedSource, Replaced
+from sm120kit.recipes.recipe_records import Closure, Lock, LockedFile, LockedSource, Replaced
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import GitPin, LockedWheel
 

@@ -16,7 +16,7 @@ from sm120kit.core.errors import Mismatch, ResolutionFailed
 from sm120kit.recipes.lockfile.contents import FLASHINFER, constraints, make_closure, reusable_closure, root_requirements
 from sm120kit.recipes.lockfile.read import read, text
 from sm120kit.recipes.lockfile.verify import current_lock
-from sm120kit.recipes.records import Closure, Lock
+from sm120kit.recipes.recipe_records import Closure, Lock
 from sm120kit.recipes.schema import FlashInferRecipe, Recipe
 
 if TYPE_CHECKING:

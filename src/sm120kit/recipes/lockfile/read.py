@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sm120kit.core.errors import Mismatch
 from sm120kit.core.record_files import record_json
-from sm120kit.recipes.records import Lock
+from sm120kit.recipes.recipe_records import Lock
 
 
 def text(lock: Lock) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sm120kit import patches
-from sm120kit.recipes.records import Lock
+from sm120kit.recipes.recipe_records import Lock
 
 
 def series_changes(lock: Lock, root: Path) -> Iterator[str]:

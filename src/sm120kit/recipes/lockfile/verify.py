@@ -12,7 +12,7 @@ from sm120kit.recipes import bases
 from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.lockfile.contents import assemble, require_patched
 from sm120kit.recipes.lockfile.read import read_with_build_id
-from sm120kit.recipes.records import Closure, Lock
+from sm120kit.recipes.recipe_records import Closure, Lock
 from sm120kit.recipes.schema import Recipe
 
 if TYPE_CHECKING:

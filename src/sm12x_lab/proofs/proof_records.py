@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from sm120kit.core.records import Arch
 from sm120kit.kernels.kernel_records import NumericStatus
-from sm120kit.patches.records import Probe
+from sm120kit.patches.patch_records import Probe
 
 
 @dataclass(frozen=True)

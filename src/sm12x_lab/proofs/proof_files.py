@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm12x_lab.proofs.effects import compare
-from sm12x_lab.proofs.records import PatchProof, ProbeComparison
+from sm12x_lab.proofs.proof_records import PatchProof, ProbeComparison
 from sm120kit.core.record_files import read_record, record_json
 from sm120kit.kernels.kernel_records import NumericStatus
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from sm12x_lab import gpu_tests
-from sm12x_lab.gpu_tests.matrix import VerificationScope
+from sm12x_lab.gpu_tests.verified_kernels import VerificationScope
 from sm12x_lab.ptx import interposed
 from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.kernels.tables import export_tree, tile_table
+from sm120kit.recipes.locked_toolchain import compilers
 from sm120kit.recipes.target import FlashInferTarget
-from sm120kit.recipes.toolchain import compilers
 
 
 def verify_kernels(

@@ -25,7 +25,7 @@ from sm120kit.recipes.lockfile.read import read
 from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
-    from sm120kit.recipes.records import Closure, Lock
+    from sm120kit.recipes.recipe_records import Closure, Lock
     from sm120kit.recipes.target import FlashInferTarget
 
 FFI = "apache-tvm-ffi"
