@@ -71,7 +71,7 @@ BASE = {
 }
 """Valid arguments of each command, with which it reaches the invalid one and uses no network."""
 
-OUTPUTS = {"doctor --record"}
+OUTPUTS = {"doctor --record", "init directory"}
 """Options whose file or directory is created under any new name, as that of --state is."""
 
 
@@ -116,6 +116,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("SM120KIT_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("SM120KIT_DATA", str(data_root()))  # which may be written to, as in the clone itself
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-daemon")
     monkeypatch.setattr("sm120kit.core.process.subprocess.Popen", REAL)

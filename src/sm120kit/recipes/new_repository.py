@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from sm120kit.core import data_roots, process
@@ -45,7 +46,7 @@ def make(directory: Path) -> Path:
         RequirementMissing: there is no git.
         SystemRefused: it is a file, or cannot be written.
     """
-    directory = directory.resolve()
+    directory = Path(os.path.realpath(directory))  # a link to itself stays one, which creating it reports
     _require_outside_others(directory)
     with disk_errors(directory):
         existing = next(above for above in (directory, *directory.parents) if above.exists())
