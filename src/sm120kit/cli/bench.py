@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,9 @@ from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
 from sm120kit.cli.options import ImageIndex, Json, ServerAccess, Timeout, configuration_names, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
+from sm120kit.core.disk import require_writable
+from sm120kit.core.errors import ServerFailed
+from sm120kit.core.urls import is_url
 
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
@@ -80,9 +83,6 @@ def run_(
     from sm120kit import bench
     from sm120kit.bench import client, result_file, resume, workload
     from sm120kit.bench import launched as launched_servers
-    from sm120kit.core.disk import require_writable
-    from sm120kit.core.errors import ServerFailed
-    from sm120kit.core.urls import is_url
     from sm120kit.recipes import configurations
 
     configuration = None if is_url(target) else configurations.load(target)
@@ -161,7 +161,6 @@ def import_(
 
     Prints each case, or the reason why it or its file is not a measurement. Exit code 1 if there is no measurement.
     """
-    from dataclasses import asdict
 
     from sm120kit.bench import foreign_results
 

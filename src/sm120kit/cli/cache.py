@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,8 @@ import typer
 
 from sm120kit.cli.options import Json, State
 from sm120kit.core import console
+from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing, Sm120kitError, did_you_mean
+from sm120kit.core.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,8 +30,6 @@ def info(state: State = None, json: Json = False) -> None:
 
     "unreferenced" is what `sm120kit cache clean` would remove. Sizes are disk usage; a file that two entries share counts once.
     """
-    from sm120kit.core.errors import NotFound, Sm120kitError
-    from sm120kit.core.workspace import Workspace
     from sm120kit.images import state_entries
 
     workspace = Workspace.at(state)
@@ -94,7 +95,6 @@ def clean(
     `sm120kit cache info` are kept then. Records are removed only if KIND names them: they cannot be created again. Tagged
     images are kept, and what running servers use. Waits until no other command uses the directory.
     """
-    from sm120kit.core.workspace import Workspace
     from sm120kit.images import state_entries
 
     chosen, seconds = _chosen(kinds or [], older, everything)
@@ -121,7 +121,6 @@ def clean(
 
 def _chosen(kinds: list[str], older: str, everything: bool) -> tuple[list[str], float]:
     """The kinds that are removed by name or age, and that age in seconds; no kind: unreferenced entries are removed."""
-    from sm120kit.core.errors import NotFound, did_you_mean
     from sm120kit.images import state_entries
 
     if everything and (kinds or older):
@@ -141,7 +140,6 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
 
     If docker's daemon does not respond, any server may run: none of these is removable.
     """
-    from sm120kit.core.errors import DaemonUnreachable, RequirementMissing
     from sm120kit.images import state_entries
     from sm120kit.serving import server_containers
 
@@ -211,7 +209,6 @@ def size(bytes_: int) -> str:
 
 def _ago(used: float | None) -> str:
     """The time since ``used``, in hours or days."""
-    import time
 
     if used is None:
         return ""

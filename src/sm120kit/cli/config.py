@@ -8,6 +8,7 @@ import typer
 
 from sm120kit.cli.options import ConfigName, Json, configuration_names
 from sm120kit.core import console
+from sm120kit.core.data_roots import find, origin, user_repository
 
 if TYPE_CHECKING:
     from sm120kit.recipes.configurations import Configuration, Container, Reference
@@ -18,7 +19,6 @@ def list_(json: Json = False) -> None:
 
     In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
-    from sm120kit.core.data_roots import find, origin, user_repository
     from sm120kit.recipes import configurations
 
     listed = [configurations.load(name) for name in configurations.names()]

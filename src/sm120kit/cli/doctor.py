@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit.cli.options import Json, configuration_names
+from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.bench.result_file import Result
@@ -70,7 +71,6 @@ def doctor(
     can be read by root only. Exit code 0: nothing breaks or slows this host, or what CONFIG requires of it; 1: otherwise.
     """
     from sm120kit.bench import result_file
-    from sm120kit.core import console
     from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit, report, with_measurements
     from sm120kit.hosts.facts import probe
     from sm120kit.recipes import configurations
@@ -109,7 +109,6 @@ def doctor(
 
 
 def _print_findings(findings: Sequence[Finding], show_all: bool) -> None:
-    from sm120kit.core import console
     from sm120kit.hosts.doctor import Status, ranked
 
     console.table(
@@ -128,7 +127,6 @@ def _print_findings(findings: Sequence[Finding], show_all: bool) -> None:
 
 
 def _print_problem(finding: Finding) -> None:
-    from sm120kit.core import console
 
     diagnosis = finding.verdict
     console.data(f"{finding.check} ({diagnosis.impact}): {diagnosis.fact}")
@@ -147,7 +145,6 @@ def _print_problem(finding: Finding) -> None:
 
 def _print_expected(configuration: Configuration, results: Sequence[Result], host: Host) -> None:
     from sm120kit.bench.reproduce import RooflineInputs, expected_cases
-    from sm120kit.core import console
 
     known = RooflineInputs(gpus=tuple(gpu.name for gpu in host.gpus if gpu.name))
     for case in expected_cases(configuration, results, known):
@@ -155,7 +152,6 @@ def _print_expected(configuration: Configuration, results: Sequence[Result], hos
 
 
 def _print_summary(findings: Sequence[Finding], is_fit: bool, config: str) -> None:
-    from sm120kit.core import console
     from sm120kit.hosts.doctor import Status
 
     counts = {status: sum(finding.status is status for finding in findings) for status in Status}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.kernels.cubin.cubin_records import Kernel
@@ -26,9 +29,7 @@ def inspect_(
     memory is the static part: a launch adds the dynamic part. Stack is local memory per thread: spilled registers, and arrays
     indexed at run time. Long names are printed without their middle; --json prints them in full.
     """
-    from dataclasses import asdict
 
-    from sm120kit.core import console
     from sm120kit.kernels import cubin
 
     images = cubin.read(path)

@@ -11,6 +11,9 @@ import typer
 
 from sm120kit.cli.options import Json, Overwrite, ServerAccess
 from sm120kit.core import console
+from sm120kit.core.disk import require_new, require_writable
+from sm120kit.core.errors import NotFound
+from sm120kit.core.urls import is_url
 
 if TYPE_CHECKING:
     from sm120kit.kld import (
@@ -60,7 +63,6 @@ class TextOptions:
             NotFound: no tokenizer.
             Sm120kitError: see :func:`sm120kit.kld.read_tokens`.
         """
-        from sm120kit.core.errors import NotFound
         from sm120kit.kld import read_tokens
 
         if self.text is None:
@@ -172,7 +174,6 @@ def kld(
     lower bound. --save writes a reference to a file, for a machine that cannot hold both models. With --output, an interrupted
     run keeps the windows compared so far. Exit code 1 if a model returns NaN or rules out a token of the reference.
     """
-    from sm120kit.core.disk import require_new, require_writable
     from sm120kit.kld import SavedReference, split_windows
 
     if bool(save) == bool(test):
@@ -263,7 +264,6 @@ def _problems(result: DivergenceSummary, max_mean: float | None) -> list[str]:
 
 
 def _is_url(name: str) -> bool:
-    from sm120kit.core.urls import is_url
 
     return is_url(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 
 from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, State, patches_root, recipe_names
 from sm120kit.core import console
+from sm120kit.core.data_roots import user_repository, writable_data_root
+from sm120kit.core.workspace import Workspace
 
 
 def list_(json: Json = False) -> None:
@@ -18,7 +21,6 @@ def list_(json: Json = False) -> None:
     repository of `sm120kit init` also where each comes from, and what overrides what.
     """
     from sm120kit import patches
-    from sm120kit.core.data_roots import user_repository
 
     listed = [patch for project in patches.projects(patches_root()) for patch in patches.load(patches_root(), project)]
     if json:
@@ -58,7 +60,6 @@ def status(
     A patch applies, is already upstream, is not for this version, or conflicts; of a conflict, the file and line. A FlashInfer
     recipe has the series of FlashInfer and CUTLASS, a recipe of an engine that of the engine.
     """
-    from dataclasses import asdict
 
     from sm120kit.recipes.target import resolve_sources
 
@@ -89,10 +90,8 @@ def check(
 
     They are applied only if RECIPE is given. Exit code 1 if a check fails.
     """
-    from dataclasses import asdict
 
     from sm120kit import patches
-    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches.checkout import PATCHES
     from sm120kit.patches.patch_records import PatchState
     from sm120kit.recipes.target import resolve_source
@@ -162,8 +161,6 @@ def export(
     same patch, or if the directory was made from another recipe.
     """
     from sm120kit import patches
-    from sm120kit.core.data_roots import writable_data_root
-    from sm120kit.core.workspace import Workspace
     from sm120kit.patches.checkout import PATCHES
     from sm120kit.recipes.target import resolve_source
     from sm120kit.sources.run_options import Options

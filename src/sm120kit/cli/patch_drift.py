@@ -8,6 +8,7 @@ import typer
 
 from sm120kit.cli.options import Json, Sources, patches_root
 from sm120kit.core import console
+from sm120kit.core.errors import NotFound, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +51,6 @@ def drift(
     A patch of CUTLASS is tried on the CUTLASS inside each FlashInfer release. Of a patch that is not for a version, it is
     shown whether its diff would apply. Sdists are downloaded once. Exit code 1 if a release cannot be fetched or imported.
     """
-    from sm120kit.core.errors import NotFound, did_you_mean
     from sm120kit.patches import matrix
     from sm120kit.sources.releases import Releases
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ import typer
 
 from sm120kit.cli.options import Json, PatchName, Sources, recipe_names
 from sm120kit.core import console
+from sm120kit.core.data_roots import data_root, writable_data_root
 
 if TYPE_CHECKING:
     from sm120kit.patches import Patch
@@ -59,10 +60,8 @@ def import_(
     version; of a mailbox, every patch or none. Tests and documentation that the source does not have are left out. Missing
     trailers are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
     """
-    from dataclasses import asdict
 
     from sm120kit import patches
-    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches.checkout import PATCHES
     from sm120kit.recipes.target import resolve_source
 
@@ -97,7 +96,6 @@ def drop(
     to the version of a recipe, whose source is fetched if it is not cached.
     """
     from sm120kit import patches
-    from sm120kit.core.data_roots import data_root, writable_data_root
     from sm120kit.patches.checkout import OVERRIDES, PATCHES
 
     root = writable_data_root() / PATCHES
@@ -114,10 +112,8 @@ def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
 
     Renames files, lines of the series, proofs, and trailers that name these. Lists the other files that name it.
     """
-    from dataclasses import asdict
 
     from sm120kit import patches
-    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches.checkout import PATCHES
 
     data = writable_data_root()

@@ -10,6 +10,8 @@ import typer
 
 from sm120kit.cli.options import Json, Sources, recipe_names
 from sm120kit.core import console
+from sm120kit.core.data_roots import data_root, top_root, writable_data_root
+from sm120kit.core.errors import PatchConflict
 
 if TYPE_CHECKING:
     from sm120kit.patches.rebase import RebaseProgress, SeriesMove
@@ -51,7 +53,6 @@ def rebase(
     files, and go on with --continue. When all patches are moved, those that changed are written as variants for the new
     version; those of the old version stay.
     """
-    from sm120kit.core.data_roots import writable_data_root
     from sm120kit.patches import rebase as rebasing
     from sm120kit.patches.checkout import PATCHES
 
@@ -75,7 +76,6 @@ def rebase(
 
 
 def _move(names: tuple[str, str], options: Options) -> SeriesMove:
-    from sm120kit.core.data_roots import data_root, top_root
     from sm120kit.patches.checkout import OVERRIDES, PATCHES
     from sm120kit.patches.rebase import SeriesMove
     from sm120kit.recipes.target import pinned_versions, resolve_source
@@ -92,7 +92,6 @@ def _report(progress: RebaseProgress, move: SeriesMove, directory: Path, *, json
     Raises:
         PatchConflict: a patch has conflicts.
     """
-    from sm120kit.core.errors import PatchConflict
 
     if json:
         console.json_data(progress)

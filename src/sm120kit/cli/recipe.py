@@ -17,6 +17,8 @@ from sm120kit.cli.options import (
     recipe_names,
 )
 from sm120kit.core import console
+from sm120kit.core.data_roots import origin, user_repository
+from sm120kit.core.errors import Mismatch
 
 if TYPE_CHECKING:
     from sm120kit.recipes import EngineRecipe, EnvironmentTable, FlashInferRecipe
@@ -28,7 +30,6 @@ def list_(json: Json = False) -> None:
     In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
     from sm120kit import recipes
-    from sm120kit.core.data_roots import origin, user_repository
 
     listed = [recipes.load(name) for name in recipes.names()]
     if json:
@@ -119,7 +120,6 @@ def check(
 
 
 def _changes_since_locked(path: Path) -> list[str]:
-    from sm120kit.core.data_roots import user_repository
     from sm120kit.recipes import lockfile
 
     own = user_repository()
@@ -163,7 +163,6 @@ def lock(
     from packaging.utils import canonicalize_name
 
     from sm120kit import recipes
-    from sm120kit.core.errors import Mismatch
     from sm120kit.recipes import bases, lockfile
     from sm120kit.recipes.target import resolve, resolve_each
     from sm120kit.sources.releases import Releases

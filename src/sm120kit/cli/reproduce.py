@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from sm120kit.cli.bench_workload import Given, case_progress
 from sm120kit.cli.options import ConfigName, ImageIndex, Json, ServerAccess, Timeout, finite, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
+from sm120kit.core.errors import CheckFailed, NotComparable
 
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
@@ -86,11 +87,9 @@ def reproduce_(
     prints what the figures require. After an interruption the same command measures what is missing. Exit code 0: every
     comparable figure was reached, or is within the variation between restarts; 95: a figure is below; 96: none is comparable.
     """
-    from dataclasses import asdict
 
     from sm120kit.bench import reproduce, result_file, roofline
     from sm120kit.bench.reproduce import ReproductionVerdict, RooflineInputs
-    from sm120kit.core.errors import CheckFailed, NotComparable
     from sm120kit.recipes import configurations
 
     _require_consistent(results, running, launched, method)

@@ -8,6 +8,8 @@ import typer
 
 from sm120kit.cli.options import ApiKey, Json, key_of
 from sm120kit.core import console
+from sm120kit.core.signals import Interrupted
+from sm120kit.core.urls import Endpoint
 
 ServerName = Annotated[
     str,
@@ -43,7 +45,6 @@ def metrics(
     The names are the same for vLLM and SGLang. Exit code 0: the server is healthy; 1: it is not.
     """
     from sm120kit.bench.metrics import observe
-    from sm120kit.core.urls import Endpoint
     from sm120kit.serving import server_containers
 
     container = server_containers.find(server)
@@ -71,7 +72,6 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the server exits or Ctrl-C.")] = False,
 ) -> None:
     """Print what a server printed."""
-    from sm120kit.core.signals import Interrupted
     from sm120kit.serving import server_containers
 
     container = server_containers.find(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from sm120kit.cli import plugins
 from sm120kit.cli.options import SourceRecipeName, Sources
+from sm120kit.core import console
 
 if TYPE_CHECKING:
     from sm120kit.kernels.kernel_records import TileFacts
@@ -52,7 +54,6 @@ def tiles_(
     With a recipe with a table of kernels of b12x, the tiles are those of these kernels. CuTe DSL compiles them in a temporary
     environment, which takes 8 GB of disk; they are not emulated.
     """
-    from sm120kit.core import console
     from sm120kit.kernels import tables
     from sm120kit.kernels.tiles import compare_tiles
     from sm120kit.recipes.target import resolve
@@ -112,7 +113,6 @@ def _with_numbers(target: Target, facts: tuple[TileFacts, ...], *, patched: bool
 
 def record(fact: TileFacts) -> dict[str, Any]:
     """The facts of a tile as a JSON object, with the values derived from them."""
-    from dataclasses import asdict
 
     return {**asdict(fact), "fits": fact.fits, "margin_bytes": fact.margin_bytes}
 
