@@ -35,7 +35,7 @@ from sm120kit.sources.run_options import Options
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Descriptor]:
     """An image with Python in a layout of its own."""
-    layout = Layout(tmp_path_factory.mktemp("source") / "oci")
+    layout = Layout(Workspace.open(tmp_path_factory.mktemp("source")).root / "oci")
     return layout, add_python_image(layout)
 
 
