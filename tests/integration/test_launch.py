@@ -257,7 +257,8 @@ def test_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert serving.port_is_free(port)
 
 
-def test_port_in_use_is_refused(tmp_path: Path) -> None:
+def test_port_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without a docker program, whose daemon may not respond
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -346,7 +347,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         # This daemon has no network of its own and no GPUs; everything else is as in a launch.
         source = Source(tmp_path / "none")
         prepared = launch.PreparedLaunch(configuration, verified, None, None, service, (), source)  # type: ignore[arg-type]
-        options = launch.LaunchOptions(Workspace(tmp_path / "state"), 60, print)
+        options = launch.LaunchOptions(Workspace.open(tmp_path / "state"), 60, print)
         record = launch.RunRecord(prepared, options)
         labelled = replace(launch.labelled_service(prepared, record.path), name="launched")
 

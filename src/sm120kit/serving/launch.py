@@ -327,10 +327,9 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
 
     Raises:
         ResourceUnavailable: servers have them.
-        ResourceUnavailable: see :func:`require_port`.
+        ResourceUnavailable: see :func:`require_port`; after the GPUs, as the error about these names the server to stop.
         DaemonUnreachable: see :func:`launched_here`.
     """
-    require_port(service.port, service.listen)
     running = launched_here()
     taken = {number: other.name for other in running for number in other.gpus}
     if set(service.gpus) & set(taken):
@@ -345,6 +344,7 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
             )
         chosen = serving.select_gpus(prepared.configuration, equal, taken)
         service = replace(service, gpus=tuple(device.number for device in chosen))
+    require_port(service.port, service.listen)
     return service
 
 
