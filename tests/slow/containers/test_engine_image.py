@@ -21,7 +21,7 @@ from small_image import CLOSURE, ROOT, ImageHost
 
 from sm120kit.core import toolchain
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import DaemonUnreachable
+from sm120kit.core.errors import DaemonUnreachable, NotFound
 from sm120kit.core.record_files import record_json
 from sm120kit.core.records import Arch
 
@@ -102,7 +102,7 @@ def test_build_on_a_base_by_id_without_a_daemon_stops_before_the_wheel(engine: I
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("build", "vllm@0.0.1", "--base", "debian:12"), 61, "not given by digest"),
+        (("build", "vllm@0.0.1", "--base", "debian:12"), NotFound.exit_code, "not given by digest"),
         (("build", "vllm@0.0.1", "--base", f"sha256:{'1' * 64}", "--to", "pack"), 2, "without --to"),
         (("build", "flashinfer@0.6.6", "--base", "debian-12"), 2, "an engine's image"),
         (("image", "vllm@0.0.1", "--closure", CLOSURE), 2, "an engine's recipe and lock"),

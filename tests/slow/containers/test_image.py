@@ -16,7 +16,7 @@ import containers
 import pytest
 from small_image import CLOSURE, ImageHost, tampered
 
-from sm120kit.core.errors import DaemonUnreachable
+from sm120kit.core.errors import DaemonUnreachable, NotFound, NotVerified
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 
@@ -178,7 +178,7 @@ def test_pull_removes_an_image_that_is_not_the_verified_one(
         ("absent", published | {"digest": f"sha256:{'2' * 64}"}, "has no image sha256:2222"),
     ):
         (image_host.directory / f"{name}.json").write_text(json.dumps({"format": 1, "images": [entry]}))
-        code = 61 if name == "absent" else 63
+        code = (NotFound if name == "absent" else NotVerified).exit_code
         assert message in fresh.run("pull", "flashinfer-0.6.6", "--index", f"{name}.json", code=code).stderr
     assert "no" in fresh.run("pull", "--check", "--index", "absent.json", code=1).stdout
     assert fresh.tags() == before and not fresh.client.images.list(name=other)

@@ -17,12 +17,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from small_image import CLOSURE, ImageHost
 
+from sm120kit.core.errors import BadInput, NotAttested
+
 pytestmark = [
     pytest.mark.containers,
     pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not()),
 ]
 
-NOT_ATTESTED, BAD_KEY = 21, 47
+NOT_ATTESTED, BAD_KEY = NotAttested.exit_code, BadInput.exit_code
 
 
 @pytest.fixture(scope="module")

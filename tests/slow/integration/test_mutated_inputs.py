@@ -46,7 +46,7 @@ import typer
 
 from sm12x_lab.ptx import syntax
 from sm120kit import cli
-from sm120kit.bench import dataset, metrics, published, receipt, sse, workload
+from sm120kit.bench import dataset, foreign_results, metrics, result_file, sse, workload
 from sm120kit.cli import config_file
 from sm120kit.core import retry
 from sm120kit.core.errors import Sm120kitError
@@ -200,7 +200,7 @@ def parse_events(content: bytes, name: str, directory: Path) -> None:
     cut = len(content) // 3 + 1
     events = [event for start in range(0, len(content), cut) for event in pieces.feed(content[start : start + cut])]
     assert whole.feed(content) == events
-    assert whole.incomplete == pieces.incomplete
+    assert whole.problem == pieces.problem
 
 
 def safetensors() -> dict[str, bytes]:
@@ -427,8 +427,8 @@ def parse_metrics(text: str) -> None:
         metrics.metric(text, name)
 
 
-def receipts() -> dict[str, bytes]:
-    return {"receipt.json": record_json(sweep.receipt_of()).encode()}
+def results() -> dict[str, bytes]:
+    return {"result.json": record_json(sweep.result_of()).encode()}
 
 
 def verified() -> dict[str, bytes]:
@@ -525,8 +525,8 @@ PARSERS: dict[str, Parser] = {
     "lockfile": Parser(files("recipes/engines/flashinfer-*.lock.json", 60_000), mutation.of_json, written(lockfile.read), 2),
     "patch": Parser(files("patches/*/*.patch"), mutation.of_bytes, parse_patch, 6),
     "diff": Parser(lambda: {"a.diff": CHANGE}, mutation.of_bytes, written(mails.read_diffs), 3),
-    "receipt": Parser(receipts, mutation.of_json, written(receipt.read)),
-    "published figures": Parser(lambda: RESULTS, mutation.of_json, written(lambda path: published.read([path]))),
+    "result": Parser(results, mutation.of_json, written(result_file.read)),
+    "published figures": Parser(lambda: RESULTS, mutation.of_json, written(lambda path: foreign_results.read([path]))),
     "dataset": Parser(lambda: CHATS, mutation.of_bytes, written(dataset.read)),
     "trace": Parser(lambda: TRACE, mutation.of_bytes, written(dataset.read_trace)),
     "index of images": Parser(images, mutation.of_json, written(image_index.read_index)),

@@ -25,7 +25,7 @@ import pytest
 from cpu_server import MODEL, QUIET, free_port, tiny_model
 from model_hub import ModelHub, model_hub
 
-from sm120kit.bench import circumstances
+from sm120kit.bench import bench_environment
 from sm120kit.core.errors import BadInput
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
@@ -265,7 +265,7 @@ def test_serve_that_is_killed_leaves_a_server_that_can_be_stopped(host: Host, mo
     path = Path(server["record"])
     record = json.loads(path.read_text())
     assert server["running"] and (record["url"], record["ending"], record["healthy_seconds"]) == (url, "", None)
-    assert circumstances.served_by_record(path, url).configuration == "tiny"
+    assert bench_environment.served_by_record(path, url).configuration == "tiny"
     while host.run("metrics", "--seconds", "0.1")[0]:
         assert time.monotonic() < deadline
     assert "Uvicorn running" in host.run("logs")[1]
@@ -273,7 +273,7 @@ def test_serve_that_is_killed_leaves_a_server_that_can_be_stopped(host: Host, mo
     record = json.loads(path.read_text())
     assert record["ending"] == "stopped" and "Uvicorn running" in Path(record["log"]).read_text()
     with pytest.raises(BadInput, match="does not run: stopped"):
-        circumstances.served_by_record(path, url)
+        bench_environment.served_by_record(path, url)
 
 
 def test_two_servers_beside_each_other(host: Host) -> None:
