@@ -97,6 +97,7 @@ WITHOUT_JSON = {
     "logs": "prints a server's own lines",
     "patch edit": "writes a directory",
     "recipe check": "exit code",
+    "config check": "exit code",
     "serve": "prints a request for curl; `ps --json` lists the server",
     "stop": "prints no result",
     "verify run": "prints what the program prints; --receipt writes the record",

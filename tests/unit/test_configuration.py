@@ -111,3 +111,11 @@ def test_ceiling_is_of_the_configuration_whatever_its_figures_were_measured_with
         assert "roofline" not in CliRunner().invoke(app, ["config", "show", other]).stdout
     drafting = CliRunner().invoke(app, ["config", "show", "qwen3.6-27b-nvfp4-1x-dgx-spark"]).stdout
     assert "if every draft is accepted" in drafting
+
+
+def test_names_of_the_first_edition_are_read(tmp_path: Path) -> None:
+    source = (data_root() / "recipes/configurations/qwen3.5-27b-fp8-1x-rtx-pro-6000.toml").read_text()
+    assert "[[deviations]]" in source
+    file = tmp_path / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
+    file.write_text(source.replace("[[deviations]]", "[[ours]]").replace("concurrency = ", "users = "))
+    assert configurations.load(str(file)) == configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")

@@ -19,6 +19,7 @@ from sm12x_lab import tile_numbers
 from sm12x_lab.emulation import Emulator, Mainloop
 from sm120kit.core.errors import CheckFailed, CompileFailed, ResourceUnavailable
 from sm120kit.core.records import Toolchain
+from sm120kit.core.temporary import TEMPORARY
 from sm120kit.kernels.kernel_records import NumericResult, NumericStatus, Tile, TileFacts
 
 TILE = Tile("grouped", "nvfp4", 128, 128, 128, "none", False, "bf16")
@@ -177,6 +178,7 @@ def test_unfinished_directory_of_a_killed_process_is_removed(compiler: Compiler,
     directory = emulator.cache / emulator._directory(Mainloop.of(TILE)).name
     left = directory.with_name(f".{directory.name}.x")
     left.mkdir(parents=True)
+    (left / TEMPORARY).touch()
     (left / "program").write_text("incomplete")
     assert emulator.run(Mainloop.of(TILE)).passed
     assert not left.exists()

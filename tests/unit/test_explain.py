@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 import shlex
 import signal
@@ -941,3 +942,9 @@ def test_adversarial_lines_take_little_more_time_than_others() -> None:
         started = time.process_time()
         explain(log)
         assert time.process_time() - started < least, rule.id
+
+
+def test_a_fifo_whose_writer_may_never_come_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    result = CliRunner().invoke(app, ["explain", str(tmp_path / "fifo")])
+    assert isinstance(result.exception, BadInput) and "FIFO" in result.exception.message

@@ -35,7 +35,7 @@ def read_file(path: Path, scan: LogScan, changed: Changed, *, follow: bool = Fal
     """Match a file, or standard input for ``-``; with ``follow`` until the program is interrupted.
 
     Raises:
-        BadInput: the file cannot be read, is compressed, or is a device such as ``/dev/zero``, which does not end.
+        BadInput: the file cannot be read, is compressed, is a FIFO, or a device such as ``/dev/zero``, which does not end.
     """
     try:
         if str(path) == "-":
@@ -44,6 +44,8 @@ def read_file(path: Path, scan: LogScan, changed: Changed, *, follow: bool = Fal
             _require_plain(path, sys.stdin.buffer)
             read_stream(sys.stdin.buffer, scan, changed, growing=lambda: False)
         else:
+            if path.is_fifo() and not str(path).startswith(("/dev/fd/", "/proc/")):
+                raise OSError(errno.EINVAL, "is a FIFO, whose writer may never come")
             with path.open("rb") as stream:
                 if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
                     raise OSError(errno.EINVAL, "is a device")
