@@ -16,8 +16,13 @@ from sm120kit import patches
 from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, PatchConflict, Sm120kitError
+from sm120kit.core.workspace import Workspace
+from sm120kit.patches.local import read_local
 from sm120kit.recipes import lockfile
+from sm120kit.recipes import target as targets
 from sm120kit.recipes.recipe_records import Lock
+from sm120kit.sources.origin import Origin
+from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
 
 CUTLASS = '[sources.cutlass]\ninside = "flashinfer"\npath = "3rdparty/cutlass"\nversion = "4.2.1"\n'
@@ -181,6 +186,44 @@ def test_wheel_without_a_patch_for_its_version_is_not_fetched(locked: str, site:
     site.put("seven", {"vllm/layers.py": KERNEL}, "vllm/layers.py", 7, "vllm ==7.0")
     with pytest.raises(Sm120kitError, match=r"vllm 7\.0"):
         run("status", locked)
+
+
+def engine_target(recipe: str, options: Options) -> targets.EngineTarget:
+    target = targets.resolve(recipe, options).engine
+    assert target
+    return target
+
+
+def test_no_patch_is_applied_to_a_wheel_as_released(locked: str, site: Site, run: Run, tmp_path: Path) -> None:
+    """Of the engine and of another wheel, whose patches other recipes have. Local patches are applied to it."""
+    site.put("seven", {"vllm/layers.py": KERNEL}, "vllm/layers.py", 7, "vllm ==7.0")
+    site.put("one", {"b12x/moe.py": KERNEL}, "b12x/moe.py", 3, "b12x ==1.0")
+    recipe, options = (
+        site.recipes / f"{locked}.toml",
+        Options(Workspace.open(None), Origin(mirror=str(site.mirror), offline=True)),
+    )
+    closures = lockfile.read(site.recipes / f"{locked}.lock.json").closures
+    trees = engine_target(locked, options).python_trees(closures)
+    assert [patch.slug for tree in trees for patch in tree.patches] == ["seven", "one"]
+    site.recipe("other-7.0", recipe.read_text().replace("vllm-7.0", "other-7.0"))
+    site.lock("other-7.0", "vllm", "b12x")
+    recipe.write_text('as_released = ["vllm", "b12x"]\n' + recipe.read_text())
+    target = engine_target(locked, options)
+    assert target.python_trees(closures) == () and target.engine_tree is None and target.patched == ()
+    assert "applies" not in {state for _, _, state in states(run("status", locked, "--json"))}
+    assert ("other-7.0", "vllm/seven", "applies") in states(run("status", "other-7.0", "--json"))
+    mine = tmp_path / "mine.diff"
+    mine.write_bytes(site.patches.edit("vllm/layers.py", 20, "mine\n", {"vllm/layers.py": KERNEL}, ""))
+    built = targets.with_local(target, read_local([mine])).engine
+    assert built and (tree := built.engine_tree)
+    assert [len(tree.patches), len(tree.local)] == [0, 1]
+
+
+def test_wheel_that_a_recipe_patches_is_not_as_released(site: Site, run: Run) -> None:
+    path = site.recipes / "vllm-9.0.toml"
+    path.write_text('as_released = ["vllm"]\n' + path.read_text())
+    with pytest.raises(BadInput, match=r"as_released"):
+        run("status", "vllm-9.0")
 
 
 def test_import_into_a_wheel_refuses_native_files(locked: str, site: Site, run: Run, tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def status(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path) 
     return tuple(step.status for step in complete_steps(steps(checkout, inside, patches, checkout.tree)))
 
 
-def status_without_source(patch: Patch, version: str) -> PatchStatus:
-    """The status of a patch that is not for ``version`` of its project."""
-    return PatchStatus(patch.project, patch.slug, version, PatchState.NOT_FOR_THIS_VERSION, _not_for(patch))
+def status_without_source(patch: Patch, version: str, reason: str = "") -> PatchStatus:
+    """The status of a patch that is not for ``version`` of its project, or not applied to it for another ``reason``."""
+    return PatchStatus(patch.project, patch.slug, version, PatchState.NOT_FOR_THIS_VERSION, reason or _not_for(patch))
 
 
 def _not_for(patch: Patch) -> str:

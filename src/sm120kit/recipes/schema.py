@@ -476,7 +476,8 @@ class EngineRecipe(Strict):
     GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
     ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
     at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
-    ``patched`` are other wheels with patch series. ``kernel_source`` has the kernels of an engine without ``from_source``.
+    ``patched`` are other wheels with patch series. To distributions in ``as_released``, which may be the engine, no patch of a
+    series is applied. ``kernel_source`` has the kernels of an engine without ``from_source``.
     ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does
     not contain, ``wrong_record`` files that are not compared with RECORD. ``files`` are added to the image.
     """
@@ -500,6 +501,7 @@ class EngineRecipe(Strict):
     source: WheelSource | None = None
     patched: Annotated[tuple[PatchedWheel, ...], Field(strict=False)] = ()
     from_source: FromSourceTable | None = None
+    as_released: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     kernel_source: KernelSource | None = None
     b12x: B12xTable | None = None
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
@@ -519,6 +521,16 @@ class EngineRecipe(Strict):
             raise ValueError(f"{', '.join(again)} twice; the engine's own series is that of source or from_source")
         return patched
 
+    @field_validator("as_released")
+    @classmethod
+    def _released_or_patched(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        patched = {wheel.pin.project for wheel in info.data.get("patched", ())}
+        if info.data.get("source") or info.data.get("from_source"):
+            patched.add(str(info.data.get("engine")))
+        if both := sorted(patched & {*names}):
+            raise ValueError(f"{', '.join(both)}: the recipe has a source of it to which patches are applied")
+        return names
+
     @field_validator("files")
     @classmethod
     def _added_once(cls, files: tuple[AddedFile, ...]) -> tuple[AddedFile, ...]:
@@ -529,9 +541,12 @@ class EngineRecipe(Strict):
         return files
 
     def inputs(self) -> dict[str, Any]:
-        """The fields that decide the result, without prose, as in a lockfile."""
+        """The fields that decide the result, without prose, as in a lockfile.
+
+        Not ``as_released``: the sources and patches in the lockfile are those that are applied.
+        """
         prose: dict[str, Any] = {
-            **dict.fromkeys(("summary", "state", "built", "official", "kernel_source", "known_bad"), True),
+            **dict.fromkeys(("summary", "state", "built", "official", "as_released", "kernel_source", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
             "leave_out": {"__all__": {"reason", "imports"}},
             "wrong_record": {"__all__": {"reason"}},

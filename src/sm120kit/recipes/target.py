@@ -31,7 +31,7 @@ class PatchSource:
     ``recipe`` is the recipe as an argument of commands. ``inside`` are projects inside the source that ``pin`` fetches.
     ``files`` is from :func:`sm120kit.patches.checkout.series_files`. Checkout and tree are read, or fetched, when they are
     first used, because not every command needs them; then they stay. ``local`` is the tree with local patches above the
-    series, None without any.
+    series, None without any. No patch of a series is applied to a source ``as_released``.
     """
 
     recipe: str
@@ -40,6 +40,7 @@ class PatchSource:
     options: Options
     files: Mapping[str, str]
     local: PatchedTree | None = None
+    as_released: bool = False
 
     @property
     def projects(self) -> list[TreeProject]:
@@ -47,8 +48,10 @@ class PatchSource:
         return projects_in_tree(self.pin, self.inside)
 
     def has_version_of(self, patch: Patch) -> bool:
-        """Whether a patch is for the version of a project of the source."""
-        return any(part.project == patch.project and patch.is_for(part.version) for part in self.projects)
+        """Whether a patch is for the version of a project of the source, and is applied to it."""
+        return not self.as_released and any(
+            part.project == patch.project and patch.is_for(part.version) for part in self.projects
+        )
 
     @cached_property
     def is_patched(self) -> bool:
@@ -61,7 +64,9 @@ class PatchSource:
         if self.is_patched:
             return status(self.checkout, self.inside, top_root() / PATCHES)
         versions = {part.project: part.version for part in self.projects}
-        return tuple(status_without_source(patch, versions[patch.project]) for patch in series_of(self.pin, self.inside))
+        reason = "the recipe has it in as_released" if self.as_released else ""
+        series = series_of(self.pin, self.inside)
+        return tuple(status_without_source(patch, versions[patch.project], reason) for patch in series)
 
     @cached_property
     def checkout(self) -> Checkout:
@@ -71,6 +76,8 @@ class PatchSource:
     @cached_property
     def series_tree(self) -> PatchedTree:
         """The source with its patch series applied; fetched and patched if it is not cached."""
+        if self.as_released:
+            return self.unpatched_tree
         return fetch_patched(self.pin, self.inside, self.options, self.files)
 
     @property
@@ -282,7 +289,15 @@ class EngineTarget(Target):
         return tuple(self._source_of(pin, ()) for pin in (*listed, *others))
 
     def _source_of(self, pin: Pin, inside: tuple[VendoredProject, ...]) -> PatchSource:
-        return PatchSource(self.argument, pin, inside, self.options, self.flashinfer.files, self.local.get(pin.project))
+        return PatchSource(
+            self.argument,
+            pin,
+            inside,
+            self.options,
+            self.flashinfer.files,
+            self.local.get(pin.project),
+            pin.project in self.recipe.as_released,
+        )
 
     def _is_locked(self, source: PatchSource) -> bool:
         """Whether a source is an input of the lockfile: the recipe names it, or a patch of the series is for its version."""
