@@ -131,9 +131,9 @@ def test_recipe_and_configuration_are_checked(data: Path, tmp_path: Path) -> Non
         return result.stdout
 
     assert run("recipe", "check", "toy-1.0") == "ok toy-1.0\n" and "toy-1.0" in run("recipe", "list")
-    assert run("recipe", "check", "toy").startswith("not checked toy")
+    assert run("config", "check", "toy").startswith("not checked toy")
     record_options(tmp_path / "wheel")
-    assert run("recipe", "check", "toy") == "ok toy\n"
+    assert run("config", "check", "toy") == "ok toy\n"
     file = tmp_path / "toy.toml"
     for changed, message in ((("--slices", "--slabs"), "no --slices"), (("--longest", "--shortest"), "--shortest")):
         file.write_text(CONFIGURATION.replace(*changed))
@@ -146,7 +146,7 @@ def test_image_is_built_and_passes_the_suite(data: Path, tmp_path: Path, monkeyp
     small, recipe = SmallImage(tmp_path), load_engine("toy-1.0")
     small.files = {"toy": wheel_files(), "nvidia-cuda-runtime": small.files["nvidia-cuda-runtime"]}
     wheels, ours, store = small.wheels(), small.ours(), LocalImages(small.workspace)
-    setup = delivery._engine_setup(recipe, "f" * 64, Closure("manylinux_2_35_x86_64", VERSION, tuple(wheels), ""))
+    setup = delivery.engine_setup(recipe, "f" * 64, Closure("manylinux_2_35_x86_64", VERSION, tuple(wheels), ""))
     assert setup.kind == "toy" and setup.env["SM120KIT_PORT"] == "1234" and "toy 1.0, served by: python3" in setup.usage
     with existing_base.image_base(add_python_image(store.layout).digest, store) as base:
         digests = {ours: file_sha256(ours)}
