@@ -16,12 +16,17 @@ from typing import Any
 
 OPENED: Counter[str] = Counter()
 PROGRAMS: list[list[str]] = []
+OPENING: list[str] = []
+"""The path of the last event of ``open``: its ``opener`` raises the event again for the same opening, without a mode."""
 
 
 def audit(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook of the interpreter (PEP 578)."""
     if event == "open" and isinstance(arguments[0], str | os.PathLike):
-        OPENED[os.path.realpath(arguments[0])] += 1
+        path, within = os.path.realpath(arguments[0]), OPENING[:]
+        OPENING[:] = [path] if arguments[1] else []
+        if arguments[1] or [path] != within:
+            OPENED[path] += 1
     elif event == "subprocess.Popen":
         PROGRAMS.append([str(argument) for argument in arguments[1]])
 

@@ -151,6 +151,15 @@ class Target:
         return self._verified[1]
 
     @cached_property
+    def read_lock(self) -> tuple[Lock, str]:
+        """The lockfile as it is, not verified, and its sha256; a command reads it once.
+
+        Raises:
+            Mismatch: it does not exist, or its text is not what ``recipe lock`` writes.
+        """
+        return lockfile.read_with_build_id(self.lock_path)
+
+    @cached_property
     def _verified(self) -> tuple[Lock, str]:
         return lockfile.verify(self)
 
@@ -270,7 +279,7 @@ class EngineTarget(Target):
 
         It is not verified: that needs the trees of these wheels, and a series is edited while its lockfile is outdated.
         """
-        return self._first_closure(lockfile.read(self.lock_path).closures) if self.lock_path.is_file() else ()
+        return self._first_closure(self.read_lock[0].closures) if self.lock_path.is_file() else ()
 
     def _first_closure(self, closures: Sequence[Closure]) -> tuple[LockedWheel, ...]:
         platform = self.recipe.environment.platforms[0]

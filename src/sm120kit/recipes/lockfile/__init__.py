@@ -15,7 +15,7 @@ from sm120kit.recipes.lockfile.contents import (
     root_requirements,
 )
 from sm120kit.recipes.lockfile.create import create
-from sm120kit.recipes.lockfile.read import build_id, read, text
+from sm120kit.recipes.lockfile.read import build_id, read, read_with_build_id, text
 from sm120kit.recipes.lockfile.series_changes import series_changes
 from sm120kit.recipes.lockfile.verify import differences, verify
 
@@ -30,6 +30,7 @@ __all__ = [
     "differences",
     "make_closure",
     "read",
+    "read_with_build_id",
     "reusable_closure",
     "root_requirements",
     "series_changes",

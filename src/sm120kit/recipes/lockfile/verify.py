@@ -11,7 +11,6 @@ from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.recipes import bases
 from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.lockfile.contents import assemble, require_patched
-from sm120kit.recipes.lockfile.read import read_with_build_id
 from sm120kit.recipes.recipe_records import Closure, Lock
 from sm120kit.recipes.schema import Recipe
 
@@ -27,7 +26,7 @@ def verify(target: Target) -> tuple[Lock, str]:
     Raises:
         Mismatch: the lockfile is missing, edited or outdated; the message lists every field that differs.
     """
-    lock, build_id = read_with_build_id(target.lock_path)
+    lock, build_id = target.read_lock
     changes = differences(lock, current_lock(target, lock.closures))
     if changes:
         count = f"{len(changes)} difference{'s' * (len(changes) > 1)}"
