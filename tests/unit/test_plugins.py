@@ -51,6 +51,19 @@ def test_commands_of_an_installed_distribution(tmp_path: Path) -> None:
     assert "--name" not in sm120kit("verify", "image", "--help")
 
 
+def test_distribution_of_which_only_the_metadata_is_found_is_not_installed(tmp_path: Path) -> None:
+    """As in an environment without `site`, which finds no editable install."""
+    (tmp_path / "gone-1.dist-info").mkdir()
+    (tmp_path / "gone-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: gone\nVersion: 1\n")
+    groups = "[sm120kit.commands]\na = gone.cli:COMMANDS\n[sm120kit.laboratory]\ntoy = gone.tiles:add\nbroken = toy:add\n"
+    (tmp_path / "gone-1.dist-info" / "entry_points.txt").write_text(groups)
+    (tmp_path / "toy.py").write_text("import gone_too\n")
+    program = "from sm120kit.cli import plugins; plugins.commands(); print(plugins.function('toy')); plugins.function('broken')"
+    argv, environment = [sys.executable, "-c", program], os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    assert done.stdout == "None\n" and "No module named 'gone_too'" in done.stderr, "an error inside a plugin is not hidden"
+
+
 @pytest.fixture
 def _without_laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda **_: ())

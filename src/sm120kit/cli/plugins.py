@@ -6,7 +6,7 @@ functions that commands of sm120kit use where they are installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +27,27 @@ ELSEWHERE = frozenset(
 @cache
 def commands() -> Mapping[tuple[str, ...], Leaf]:
     """The commands of all installed distributions, by path."""
-    from importlib.metadata import entry_points
-
     found: dict[tuple[str, ...], Leaf] = {}
-    for point in entry_points(group="sm120kit.commands"):
-        found |= point.load()
+    for added in _installed("sm120kit.commands"):
+        found |= added
     return found
 
 
 def function(name: str) -> Callable[..., Any] | None:
     """The laboratory's function of that name; None if it is not installed."""
+    return next(_installed("sm120kit.laboratory", name=name), None)
+
+
+def _installed(group: str, **selection: str) -> Iterator[Any]:
+    """What the entry points of a group name. A distribution of which only the metadata is found counts as not installed."""
     from importlib.metadata import entry_points
 
-    return next((point.load() for point in entry_points(group="sm120kit.laboratory", name=name)), None)
+    for point in entry_points(group=group, **selection):
+        try:
+            yield point.load()
+        except ModuleNotFoundError as error:
+            if not f"{point.module}.".startswith(f"{error.name}."):
+                raise
 
 
 def required(what: str) -> RequirementMissing:
