@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zip_bombs
-from test_bad_input import Site, refused
+from test_bad_input import HEADER, PATCH, Site, refused
 
 URLS = [
     "--upload-pack=touch {mark};",
@@ -30,7 +30,10 @@ FETCHING = [
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+    """With a patch for the version of the source, without which `patch status` and `patch check` do not fetch it."""
+    site = Site(tmp_path)
+    site.patch(PATCH)
+    return site
 
 
 def with_git(site: Site, url: str, commit: str = "0" * 40) -> None:
@@ -69,7 +72,7 @@ def test_version_that_source_does_not_have(site: Site, words: tuple[str, ...]) -
 @pytest.mark.parametrize("words", [*FETCHING[1:], ("recipe", "lock", "--check", "flashinfer@1.0")], ids=" ".join)
 def test_version_that_vendored_cutlass_does_not_have(site: Site, words: tuple[str, ...]) -> None:
     header = "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n#define CUTLASS_PATCH 1\n"
-    site.pack({"include/x.h": "x", "3rdparty/cutlass/include/cutlass/version.h": header})
+    site.pack({"include/x.h": HEADER, "3rdparty/cutlass/include/cutlass/version.h": header})
     site.pin(hashlib.sha256(site.sdist.read_bytes()).hexdigest())
     right = site.recipe.read_text().replace(
         "[modules.m]", '[sources.cutlass]\ninside = "flashinfer"\npath = "3rdparty/cutlass"\nversion = "4.2.1"\n[modules.m]'

@@ -237,19 +237,19 @@ BAD_INPUT: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]]
     "no such wheel": (
         lambda site: (site.mirror / f"vllm-9.0-{VLLM_TAG}.whl").unlink(),
         (),
-        24,
+        22,
         "vllm was not found",
     ),
     "another FlashInfer is pinned": (
         lambda site: make_wheel(site.mirror, "vllm", "9.0", VLLM_TAG, requires=("flashinfer-python==0.9",)),
         (),
-        24,
+        22,
         "flashinfer-python==0.9",
     ),
     "only for another machine": (
         engine_with("x86_64", "aarch64"),
         (),
-        24,
+        22,
         "vllm==9.0 has no wheels with a matching platform tag|no usable wheels",
     ),
     "glibc too old": (engine_with("manylinux_2_35", "manylinux_2_17"), (), 22, "vllm"),
@@ -268,7 +268,7 @@ BAD_INPUT: dict[str, tuple[Callable[[Site], object], tuple[str, ...], int, str]]
     "only bad versions": (
         lambda site: [(site.mirror / f"helper-{version}-py3-none-any.whl").unlink() for version in ("1.0", "1.2")],
         (),
-        24,
+        22,
         "helper",
     ),
     "kernels are not locked": (
