@@ -6,13 +6,15 @@ functions that commands of sm120kit use where they are installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.core.errors import RequirementMissing
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from sm120kit.cli.tree import Leaf
 
 LABORATORY = "sm12x-lab"
@@ -27,22 +29,24 @@ ELSEWHERE = frozenset(
 @cache
 def commands() -> Mapping[tuple[str, ...], Leaf]:
     """The commands of all installed distributions, by path."""
+    from importlib.metadata import entry_points
+
     found: dict[tuple[str, ...], Leaf] = {}
-    for added in _installed("sm120kit.commands"):
+    for added in _loaded(entry_points(group="sm120kit.commands")):
         found |= added
     return found
 
 
 def function(name: str) -> Callable[..., Any] | None:
     """The laboratory's function of that name; None if it is not installed."""
-    return next(_installed("sm120kit.laboratory", name=name), None)
-
-
-def _installed(group: str, **selection: str) -> Iterator[Any]:
-    """What the entry points of a group name. A distribution of which only the metadata is found counts as not installed."""
     from importlib.metadata import entry_points
 
-    for point in entry_points(group=group, **selection):
+    return next(_loaded(entry_points(group="sm120kit.laboratory", name=name)), None)
+
+
+def _loaded(points: Iterable[EntryPoint]) -> Iterator[Any]:
+    """What entry points name. A distribution of which only the metadata is found counts as not installed."""
+    for point in points:
         try:
             yield point.load()
         except ModuleNotFoundError as error:
