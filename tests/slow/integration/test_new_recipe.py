@@ -253,7 +253,7 @@ def test_killed_command_leaves_nothing_and_runs_again(index: Index) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        while process.poll() is None and not list(index.state.glob(f"scratch/*/{at}")):
+        while process.poll() is None and not list(index.state.glob(f"scratch/*/new/{at}")):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.communicate()
