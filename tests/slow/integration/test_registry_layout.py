@@ -16,6 +16,7 @@ import pytest
 from layout_images import PLATFORM, RECIPE, Host, add_image
 
 from sm120kit.core.errors import AlreadyExists, Mismatch, NotFound, SystemRefused
+from sm120kit.core.workspace import MARKER
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
@@ -65,6 +66,7 @@ def test_tag_with_another_image_is_not_moved(publisher: Host, address: str, tmp_
     assert again.startswith(f"{repository}@sha256:"), "the same image, which the index did not list"
     shutil.rmtree(publisher.state)
     publisher.state.mkdir()
+    (publisher.state / MARKER).touch()
     add_image(publisher.workspace, (1, 5))
     refused = publisher.run("publish", name, repository, "--index", "new.json", code=AlreadyExists.exit_code).stderr
     assert "exists in the registry with another image" in refused
