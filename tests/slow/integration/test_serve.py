@@ -67,7 +67,6 @@ original = "this test"
 tensor_parallel = {gpus}
 arguments = ["--tensor-parallel-size={gpus}"]
 host = []
-ours = []
 
 [model]
 repository = "{model}"
