@@ -16,7 +16,7 @@ import small_flashinfer
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, base, delivery, image_inputs, rootfs
+from sm120kit.images import assembly, base, image_inputs, image_verification, rootfs
 from sm120kit.images.image_records import Image
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
@@ -90,7 +90,7 @@ def test_a_build_reads_no_file_again_and_detects_a_file_of_another_layer(tmp_pat
 
     def checked(image: Image, read_all: bool) -> tuple[str, str]:
         """Result of the check ``files``, and how many files it read."""
-        report = delivery.verify(image.id, workspace, read_all=read_all)
+        report = image_verification.verify(image.id, workspace, read_all=read_all)
         (check,) = (check for check in report.checks if check.name == "files")
         assert report.verified is not None or check.verdict == "failed", report.checks
         return check.detail.partition(" is ")[0], report.facts.get("files read", "")
