@@ -173,3 +173,8 @@ def test_masking_takes_linear_time(unit: str) -> None:
         anonymous(text)
         seconds.append(max(time.process_time() - start, 0.02))
     assert seconds[1] < 10 * seconds[0]
+
+
+def test_the_name_of_a_session_is_no_secret() -> None:
+    secrets.register_environment({"NOX_CURRENT_SESSION": "lintandtests", "DESKTOP_SESSION": "plasmashell"})
+    assert secrets.masked("lintandtests in plasmashell") == "lintandtests in plasmashell"

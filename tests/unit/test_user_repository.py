@@ -365,7 +365,7 @@ def test_upgrade_is_reported(own: Path, built_in: PatchDirectory, tmp_path: Path
     (own / f"recipes/{RECIPE}.lock.json").write_text(lockfile.text(lock))
     before = files(own)
     built_in.put("third", own_patch(tmp_path, 25))
-    built_in.put("first", patch_text(built_in.edit(BUILDER, 10, "TEN\n")), listed=False)
+    built_in.put("first", patch_text(PatchDirectory(tmp_path / "made").edit(BUILDER, 10, "TEN\n")), listed=False)
     (built_in.root / "cutlass/series").write_text("first\nthird\n")
     (built_in.root / "cutlass/second.patch").unlink()
     lines = succeeds("recipe", "check", RECIPE).splitlines()

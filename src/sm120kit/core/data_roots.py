@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, SystemRefused, did_you_mean
-from sm120kit.core.outside import read_toml
+from sm120kit.core.outside import file_problem, read_toml
 from sm120kit.core.users import user_label
 
 REPOSITORY_FILE = "sm120kit.toml"
@@ -67,7 +67,7 @@ def top_root() -> Path:
 
 def built_in_below(root: Path) -> Path | None:
     """The built-in patches below the ``patches/`` of a user's repository; None for all other directories."""
-    return data_root() / root.name if (root.parent / REPOSITORY_FILE).is_file() else None
+    return data_root() / root.name if not file_problem(root.parent / REPOSITORY_FILE) else None
 
 
 def folders(kind: str) -> list[Path]:
@@ -158,7 +158,7 @@ def require_not_installed(path: Path) -> None:
                 "make a repository of your own (sm120kit init DIR) and work in it, or work in a git clone of sm120kit; or name"
                 " a copy of this directory with SM120KIT_DATA",
             )
-    own = next((each for each in path.absolute().parents if (each / REPOSITORY_FILE).is_file()), None)
+    own = next((each for each in path.absolute().parents if not file_problem(each / REPOSITORY_FILE)), None)
     if own and not real.is_relative_to(os.path.realpath(own)):
         raise SystemRefused(f"{path} is outside {own}: a link in it leads to {real}", "replace the link by a directory")
 

@@ -26,7 +26,7 @@ _WHOLE = 8
 _ORDINARY = frozenset({"empty", "none", "null", "dummy", "true", "false", "token", "password", "secret", "changeme"})
 """Values that servers without authentication are given instead of a key, in lower case."""
 _NAMED = re.compile(
-    r"(?:^|[_-])(?:api[_-]?keys?|token|passw(?:or)?d|pass|passphrase|pwd|secret|credentials?|auth|cookie|jwt|session"
+    r"(?:^|[_-])(?:api[_-]?keys?|token|passw(?:or)?d|pass|passphrase|pwd|secret|credentials?|auth|cookie|jwt"
     r"|(?:access|secret|private|auth)[_-]?key|key[_-]id|key)(?:[_-]?\d+)?$",
     re.IGNORECASE,
 )
