@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core import console
+from sm120kit.core.errors import Sm120kitError
 
 if TYPE_CHECKING:
     from sm120kit.images.checks import CheckReport
@@ -136,31 +138,28 @@ def _show_repacked_wheel(wheel: RepackedWheel) -> None:
 
 
 def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds: float) -> None:
-    """Print what was built; ``paths`` are the copies of the wheels."""
+    """Print what was built, and a line if it was there; ``paths`` are the copies of the wheels."""
     from sm120kit.wheels.build_records import WheelBuild
 
     wheel = result if isinstance(result, WheelBuild) else result.flashinfer
     assert wheel.artifacts is not None
-    for entry in wheel.artifacts.left_out:
-        console.info(f"left out  {entry.what}: {entry.reason}")
-    console.info(f"{_built(wheel.ran)} {wheel.name} in {seconds:.1f} s")
-    console.info(f"{len(wheel.artifacts.modules)} modules packed, {wheel.artifacts.kernels} kernels in their device code")
-    console.info("unverified on SM120: no kernel was run")
-    console.info(f"records and logs: {wheel.directory}")
+    if wheel.ran:
+        packed = f"{len(wheel.artifacts.modules)} modules with {wheel.artifacts.kernels} kernels"
+        console.info(
+            f"built {wheel.name} in {seconds:.1f} s: {packed}, {len(wheel.artifacts.left_out)} left out, see --dry-run"
+        )
+        console.info(f"records and logs: {wheel.directory}")
+    elif isinstance(result, WheelBuild):
+        console.info(f"nothing to do for {wheel.name}; records and logs: {wheel.directory}")
     if isinstance(result, WheelBuild):
         return
-    recipe = result.recipe
-    console.info(f"lockfile of {recipe.name} verified: build id {result.build_id}")
     for patch in result.local:
         console.info(f"local patch {patch.project}/{patch.slug}: sha256 {patch.sha256[:12]}")
-    console.info(f"{paths[0].name} replaces the official FlashInfer beside {len(result.closure.wheels)} locked wheels")
-    for own in (each for each in result.repacked if each.artifacts is not None):
-        console.info(f"{_built(own.ran)} {own.wheel.name}; records and logs: {own.directory}")
-        console.info(f"it replaces the official {own.plan.engine} {own.plan.version}")
-
-
-def _built(ran: bool) -> str:
-    return "built" if ran else "nothing to do for"
+    if wheel.ran:
+        console.info(f"{paths[0].name} replaces the upstream FlashInfer beside {len(result.closure.wheels)} locked wheels")
+    for own in (each for each in result.repacked if each.ran):
+        console.info(f"built {own.wheel.name}, which replaces the upstream {own.plan.engine} {own.plan.version}")
+        console.info(f"records and logs: {own.directory}")
 
 
 def show_shared(report: CheckReport, *, json: bool) -> None:
@@ -181,11 +180,28 @@ def deliver(build: EngineBuild, base: str, options: Options, key: str, *, json: 
 
     started = time.monotonic()
     result = delivery.engine_image(build, base, options)
-    seconds = time.monotonic() - started
-    console.info(f"{_built(result.ran)} {result.context.reference} in {seconds:.1f} s: {result.image.id}")
+    if result.ran:
+        console.info(f"built {result.context.reference} in {time.monotonic() - started:.1f} s: {result.image.id}")
     report = image_verification.verify_once(result.image, options.workspace)
     if key:
         from sm120kit.images import shared_images
 
         shared_images.share(key, report, options)
-    show_report(report, json=json)
+    if report.verified is not None and not result.ran and not json:
+        console.info(f"nothing to do for {result.context.reference}: the image and its checks are there")
+        console.data(report.verified.reference)
+        return
+    show_report(report, json=json, whole=console.verbose)
+    if report.verified is not None and not json:
+        _show_next(build.recipe.name)
+
+
+def _show_next(recipe: str) -> None:
+    """Print the command that serves a model from the image of a recipe."""
+    from sm120kit.recipes import configurations
+
+    for name in configurations.names():
+        with suppress(Sm120kitError):  # a file of the user, which says nothing of the image
+            if configurations.load(name).engine == recipe:
+                console.info(f"next: sm120kit serve {name}; `sm120kit config list` lists the others")
+                return

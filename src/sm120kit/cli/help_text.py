@@ -34,11 +34,22 @@ def page(command: Any, ctx: Any, commands: Mapping[str, Mapping[str, str]] | Non
     parts += [f"{_wrapped(text, '  ', '  ')}\n" for text in _paragraphs(command.help or "")]
     params = [param for param in command.get_params(ctx) if not param.hidden]
     arguments = [(_name(param), _text(param)) for param in params if param.param_type_name == "argument"]
-    options = [(_term(param), _text(param)) for param in params if param.param_type_name == "option"]
     groups = [(title, list(summaries.items())) for title, summaries in (commands or {}).items()]
-    lists = (("Arguments", arguments), *groups, ("Options", options))
+    lists = (("Arguments", arguments), *groups, *_options(params).items())
     parts += [f"{title}:\n{_definitions(rows)}" for title, rows in lists if rows]
     return "\n".join([*parts, f"{_wrapped(_configured(params), '', '')}\n"])
+
+
+def _options(params: Iterable[Any]) -> dict[str, list[tuple[str, str]]]:
+    """The options by heading: the common ones first, then the rare ones."""
+    common: dict[str, list[tuple[str, str]]] = {"Options": []}
+    rare: dict[str, list[tuple[str, str]]] = {}
+    for param in params:
+        if param.param_type_name == "option":
+            heading = getattr(param, "rich_help_panel", None)
+            rows = rare.setdefault(heading, []) if heading else common["Options"]
+            rows.append((_term(param), _text(param)))
+    return common | rare
 
 
 def _configured(params: Iterable[Any]) -> str:

@@ -25,7 +25,10 @@ from sm120kit.cli.options import (
 from sm120kit.core import console
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sm120kit.images.checks import CheckReport
+    from sm120kit.images.image_records import Check
 
 PLATFORM = "linux/amd64"
 
@@ -101,8 +104,8 @@ def verify_image(
     show_report(report, json=json)
 
 
-def show_report(report: CheckReport, *, json: bool) -> None:
-    """Print the results of an image's checks. Exit code 1 if one failed."""
+def show_report(report: CheckReport, *, json: bool, whole: bool = True) -> None:
+    """Print the results of an image's checks, without ``whole`` only those that did not pass. Exit code 1 if one failed."""
     import dataclasses
 
     from sm120kit.images.image_records import CheckResult
@@ -110,11 +113,11 @@ def show_report(report: CheckReport, *, json: bool) -> None:
     if json:
         console.json_data(dataclasses.asdict(report))
     else:
-        console.table(
-            ("check", "verdict", "detail"),
-            ((f"{check.suite}/{check.name}", check.verdict, check.detail) for check in report.checks),
-        )
-        console.table(("fact", "value"), report.facts.items())
+        _show_checks(report.checks if whole else [check for check in report.checks if check.verdict is not CheckResult.PASSED])
+        if whole:
+            console.table(("fact", "value"), report.facts.items())
+    passed = sum(check.verdict is CheckResult.PASSED for check in report.checks)
+    console.info(f"{passed} of {len(report.checks)} checks passed; `sm120kit verify image` prints each")
     failed = [check for check in report.checks if check.verdict is CheckResult.FAILED]
     if not failed and report.verified is None:
         console.info(
@@ -131,6 +134,12 @@ def show_report(report: CheckReport, *, json: bool) -> None:
     console.info("unverified on SM120: no kernel was run")
     if not json:
         console.data(report.verified.reference)
+
+
+def _show_checks(checks: Sequence[Check]) -> None:
+    if checks:
+        rows = ((f"{check.suite}/{check.name}", check.verdict, check.detail) for check in checks)
+        console.table(("check", "verdict", "detail"), rows)
 
 
 @dataclass(frozen=True)

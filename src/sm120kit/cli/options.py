@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from sm120kit.sources.run_options import Options as RunOptions
     from sm120kit.sources.source_records import DebianArchives
 
+SOURCES = "Sources and state"
+SHARING = "Shared builds and signatures"
+"""Headings of rare options in the help of a command."""
+
 SHARED = frozenset(
     {
         "api-key",
@@ -135,7 +139,10 @@ Base = Annotated[
 DebianKeyring = Annotated[
     Path | None,
     typer.Option(
-        "--debian-keyring", metavar="FILE", help="Keys that sign the indexes of Debian archives; default: Debian's own."
+        "--debian-keyring",
+        metavar="FILE",
+        help="Keys that sign the indexes of Debian archives; default: Debian's own.",
+        rich_help_panel=SOURCES,
     ),
 ]
 DebianMirror = Annotated[
@@ -144,13 +151,16 @@ DebianMirror = Annotated[
         "--debian-mirror",
         metavar="DIR|URL",
         help="Debian archive to use instead of this machine's apt sources, such as a snapshot; repeatable.",
+        rich_help_panel=SOURCES,
     ),
 ]
 FindLinks = Annotated[
     list[str] | None,
-    typer.Option("--find-links", metavar="DIR|URL", help="Search here before the index; repeatable."),
+    typer.Option("--find-links", metavar="DIR|URL", help="Search here before the index; repeatable.", rich_help_panel=SOURCES),
 ]
-IndexUrl = Annotated[str, typer.Option("--index-url", metavar="URL", help="Package index; default: that of pip or uv.")]
+IndexUrl = Annotated[
+    str, typer.Option("--index-url", metavar="URL", help="Package index; default: that of pip or uv.", rich_help_panel=SOURCES)
+]
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", "-j", min=1, metavar="N", help="Files to compile at once; default: number of cores."),
@@ -170,11 +180,14 @@ Memory = Annotated[
 Minimum = Annotated[
     str, typer.Option("--min", metavar="TIME", help="Refuse images published before this time: YYYY-MM-DD[THH:MM:SSZ], UTC.")
 ]
-Mirror = Annotated[str | None, typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here, not from the index.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Use cached files and local mirrors only.")]
+Mirror = Annotated[
+    str | None,
+    typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here, not from the index.", rich_help_panel=SOURCES),
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Use cached files and local mirrors only.", rich_help_panel=SOURCES)]
 State = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="State directory; default: ~/.local/state/sm120kit."),
+    typer.Option("--state", metavar="DIR", help="State directory; default: ~/.local/state/sm120kit.", rich_help_panel=SOURCES),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Trust = Annotated[
@@ -283,11 +296,17 @@ class Sources:
 class SigningOptions:
     """How what is published or pushed is signed; by default it is not."""
 
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Sign with this private key, PEM.")] = None
-    keyless: Annotated[bool, typer.Option("--keyless", help="Sign by the identity of this CI job, with Sigstore.")] = False
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Sign with this private key, PEM.", rich_help_panel=SHARING)
+    ] = None
+    keyless: Annotated[
+        bool, typer.Option("--keyless", help="Sign by the identity of this CI job, with Sigstore.", rich_help_panel=SHARING)
+    ] = False
     trust_config: Annotated[
         Path | None,
-        typer.Option("--trust-config", metavar="FILE", help="With --keyless: Sigstore services to use, JSON."),
+        typer.Option(
+            "--trust-config", metavar="FILE", help="With --keyless: Sigstore services to use, JSON.", rich_help_panel=SHARING
+        ),
     ] = None
 
     def signer(self) -> Signer | None:
@@ -328,12 +347,20 @@ class RemoteCacheOptions(SigningOptions):
             "--cache",
             metavar="REPOSITORY",
             help="Use finished builds of other machines in this repository of a registry; with --trust, only signed ones.",
+            rich_help_panel=SHARING,
         ),
     ] = ""
-    cache_push: Annotated[bool, typer.Option("--cache-push", help="Store finished builds in the --cache as well.")] = False
+    cache_push: Annotated[
+        bool, typer.Option("--cache-push", help="Store finished builds in the --cache as well.", rich_help_panel=SHARING)
+    ] = False
     trust: Annotated[
         Path | None,
-        typer.Option("--trust", metavar="FILE", help="With --cache: only builds signed with this key or by this identity."),
+        typer.Option(
+            "--trust",
+            metavar="FILE",
+            help="With --cache: only builds signed with this key or by this identity.",
+            rich_help_panel=SHARING,
+        ),
     ] = None
     ctx: typer.Context = None  # type: ignore[assignment]  # typer supplies it
 
