@@ -143,24 +143,34 @@ def run_attached(argv: Sequence[str | Path], *, env: Environment | None = None) 
 
 
 def run_until(
-    argv: Sequence[str | Path], stop: threading.Event | None, *, env: Environment | None = None, tied: bool = False
+    argv: Sequence[str | Path],
+    stop: threading.Event | None,
+    *,
+    env: Environment | None = None,
+    check: bool = False,
+    tied: bool = False,
 ) -> Completed:
-    """Run a program to its end, whatever its exit code, or until another thread sets ``stop``.
+    """Run a program to its end, or until another thread sets ``stop``.
 
     Ctrl-C reaches only the main thread, so a program that another thread waits for is ended this way.
 
     Raises:
         RequirementMissing: the program does not exist or cannot be run.
+        CommandFailed: its exit code is not 0 and ``check`` is true.
         Stopped: ``stop`` was set; the program was ended.
     """
     with _child(argv, env=env, tied=tied) as child:
         while True:
             try:
                 out, err = child.communicate(timeout=None if stop is None else 0.2)
-                return _completed(argv, child, out, err)
             except subprocess.TimeoutExpired:
                 if stop is not None and stop.is_set():
                     raise Stopped from None
+                continue
+            completed = _completed(argv, child, out, err)
+            if check:
+                _require_success(completed, f"command: {shell_line(argv, env)}")
+            return completed
 
 
 @contextlib.contextmanager

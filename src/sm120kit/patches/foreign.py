@@ -26,6 +26,7 @@ from sm120kit.patches.message import SUBJECT, complete, to_fill_in, with_default
 from sm120kit.patches.patch_records import PatchedTree, PatchState, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import built_in, require_no_problems, series_content, slug_lines, slug_problem
 from sm120kit.sources.git import GitIndex, Repository
+from sm120kit.sources.wheel_commits import BESIDE
 
 if TYPE_CHECKING:
     from unidiff.patch import PatchedFile
@@ -34,9 +35,6 @@ _BY_HAND = "apply it by hand in a directory of `sm120kit patch edit`, commit, an
 _OPTIONS = "--project names the project, --strip N and --directory DIR change the paths, --recipe chooses the version"
 _CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
 _RENAMED = re.compile(r"^rename to (.*)$", re.MULTILINE)
-
-BESIDE = {"test", "tests", "doc", "docs", "benchmark", "benchmarks", "example", "examples", ".github", ".buildkite"}
-"""Directories of a repository that distributions often lack: files of a patch in them are left out where they do not exist."""
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,9 @@ def _explain(details: Any, kind: type[BaseModel]) -> str:
     """A line for an error of pydantic: the key with its tables, the problem, and a known key with a similar name."""
     location = [str(part) for part in details["loc"]]
     known = _keys_at(location[:-1], kind)
-    if location[0] == "sources" and len(location) > 2:
-        del location[2]  # the tag of the source's kind, not a key of the file
+    tag = {"sources": 2, "source": 1}.get(location[0])
+    if tag and len(location) > tag:
+        del location[tag]  # that of the source's kind, not a key of the file
     key = ".".join(location)
     error, value = details["type"], details["input"]
     if error == "extra_forbidden":

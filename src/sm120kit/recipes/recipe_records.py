@@ -25,8 +25,8 @@ class Closure:
 class LockedSource:
     """A source and the git ids of its tree before and after its series; a fetched source also has commits.
 
-    ``pinned`` is ``sha256 <digest>`` of an sdist or wheel, ``commit <id>`` of a git source, or ``<project>:<path>`` of one
-    inside another source.
+    ``pinned`` is ``sha256 <digest>`` of an sdist or wheel, ``commit <id>`` of a git source, both of a commit's files in a
+    wheel, or ``<project>:<path>`` of one inside another source.
     """
 
     project: str

@@ -22,7 +22,7 @@ from sm120kit.core.errors import NotFound
 from sm120kit.core.records import Arch
 from sm120kit.core.urls import redacted
 from sm120kit.engines import Engine, all_engines, find, of_recipe
-from sm120kit.sources.source_records import GitPin, Pin, SdistPin, VendoredProject, WheelPin
+from sm120kit.sources.source_records import GitPin, Pin, SdistPin, VendoredProject, WheelCommitPin, WheelPin
 
 PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
 DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"
@@ -128,6 +128,18 @@ class WheelSource(Strict):
     sha256: Sha256
 
 
+class CommitSource(Strict):
+    """A commit of an engine's repository, or of a fork: its Python files replace those of the locked wheel.
+
+    ``git`` and ``commit`` are as in a :class:`GitSource`. Files that are compiled must be those of the release, of which the
+    repository has a tag; without one, ``sdist`` is the sha256 of the release's sdist.
+    """
+
+    git: Annotated[str, AfterValidator(_shareable)]
+    commit: Commit
+    sdist: Sha256 | None = None
+
+
 class PatchedWheel(WheelSource):
     """A locked wheel of another distribution than the engine, of which a patch series changes files of the Python package."""
 
@@ -138,6 +150,15 @@ class PatchedWheel(WheelSource):
 
         name, version, _, _ = parse_wheel_filename(self.wheel)
         return WheelPin(name, name, str(version), self.sha256, self.wheel)
+
+
+def _engine_source(table: Any) -> str:
+    return "git" if isinstance(table, CommitSource) or (isinstance(table, dict) and "git" in table) else "wheel"
+
+
+EngineSource = Annotated[
+    Annotated[WheelSource, Tag("wheel")] | Annotated[CommitSource, Tag("git")], Discriminator(_engine_source)
+]
 
 
 class UnitsLeftOut(Strict):
@@ -498,7 +519,7 @@ class EngineRecipe(Strict):
     serve: Strings
     built: Annotated[tuple[EnginePart, ...], Field(strict=False)]
     official: Annotated[tuple[EnginePart, ...], Field(strict=False)]
-    source: WheelSource | None = None
+    source: EngineSource | None = None
     patched: Annotated[tuple[PatchedWheel, ...], Field(strict=False)] = ()
     from_source: FromSourceTable | None = None
     as_released: Annotated[tuple[Name, ...], Field(strict=False)] = ()
@@ -551,6 +572,7 @@ class EngineRecipe(Strict):
             "leave_out": {"__all__": {"reason", "imports"}},
             "wrong_record": {"__all__": {"reason"}},
             "files": {"__all__": {"reason"}},
+            "source": {"git", "sdist"},  # names a host; the commit is enough
             "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
         optional = ("base", "source", "patched", "from_source", "b12x", "leave_out", "wrong_record", "files")
@@ -585,10 +607,17 @@ class EngineRecipe(Strict):
 
     @property
     def pin(self) -> SdistPin | WheelPin | None:
-        """The pin of the engine's own source, if parts of it are patched or built from source."""
-        if self.source:
+        """The pin of the engine's own source, if parts of it are patched or built from source. See also :meth:`pin_on`."""
+        if isinstance(self.source, WheelSource):
             return WheelPin(self.engine, self.engine, self.version, self.source.sha256, self.source.wheel)
         return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256) if self.from_source else None
+
+    def pin_on(self, wheel: WheelPin) -> WheelPin | SdistPin:
+        """The pin of the engine's own source, of which the locked wheel is a part if the recipe has a commit or no source."""
+        if not isinstance(self.source, CommitSource):
+            return self.pin or wheel
+        own = wheel.project, wheel.distribution, wheel.version, wheel.sha256, wheel.filename
+        return WheelCommitPin(*own, self.source.git, self.source.commit, self.source.sdist or "")
 
     @property
     def cutlass(self) -> tuple[SdistPin, str] | None:

@@ -21,7 +21,7 @@ from sm120kit.recipes import lockfile
 from sm120kit.recipes.recipe_records import Closure, Lock, LockedFile
 from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
 from sm120kit.sources.run_options import Options
-from sm120kit.sources.source_records import Checkout, LockedWheel, Pin, VendoredProject, WheelPin
+from sm120kit.sources.source_records import Checkout, LockedWheel, Pin, VendoredProject, WheelCommitPin, WheelPin
 
 
 @dataclass(frozen=True)
@@ -287,8 +287,8 @@ class EngineTarget(Target):
 
     def _own_source(self, wheels: Sequence[LockedWheel]) -> PatchSource | None:
         recipe = self.recipe
-        locked = (_pin_of(wheel) for wheel in wheels if wheel.name == recipe.engine)
-        pin = recipe.pin or next(locked, None)
+        locked = next((_pin_of(wheel) for wheel in wheels if wheel.name == recipe.engine), None)
+        pin = recipe.pin_on(locked) if locked else recipe.pin
         return self._source_of(pin, recipe.inside) if pin else None
 
     def _package_sources(self, wheels: Sequence[LockedWheel]) -> tuple[PatchSource, ...]:
@@ -310,7 +310,8 @@ class EngineTarget(Target):
 
     def _is_locked(self, source: PatchSource) -> bool:
         """Whether a source is an input of the lockfile: the recipe names it, or a patch of the series is for its version."""
-        return source.pin in (self.recipe.pin, *(wheel.pin for wheel in self.recipe.patched)) or source.is_patched
+        listed = (self.recipe.pin, *(wheel.pin for wheel in self.recipe.patched))
+        return source.pin in listed or isinstance(source.pin, WheelCommitPin) or source.is_patched
 
     @cached_property
     def kernel_source(self) -> PatchSource | None:

@@ -24,11 +24,11 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import OfflineMiss
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.sources import archive, download, identity, index, submodules
+from sm120kit.sources import archive, download, git_urls, identity, index, submodules, wheel_commits
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.resolver import Requirements, resolve_wheels
-from sm120kit.sources.source_records import Checkout, GitPin, Pin, SdistPin, WheelPin
+from sm120kit.sources.source_records import Checkout, GitPin, Pin, SdistPin, WheelCommitPin, WheelPin
 from sm120kit.sources.wheels import UNPACKED_RATIO, sizes, unfetched, unpack_wheels, wheelhouse
 
 __all__ = [
@@ -91,7 +91,7 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
             return checkout
         _remove_leftovers(workspace, key)
         packed = None if isinstance(pin, GitPin) else _packed(pin, key, workspace, origin)
-        if not origin.reachable and isinstance(pin, GitPin):
+        if isinstance(pin, GitPin | WheelCommitPin) and not (origin.reachable or git_urls.transport_of(pin.url) == "file"):
             raise OfflineMiss(
                 f"{pin.project} {pin.version} at {pin.commit} is not cached and --offline is given",
                 f"name a directory that holds a bare clone {index.repository_name(pin.url)} with --mirror, "
@@ -103,7 +103,9 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
                 submodules.import_commit(pin, repository, BASE, origin.mirror)
             else:
                 assert packed is not None
-                if isinstance(pin, WheelPin):
+                if isinstance(pin, WheelCommitPin):
+                    _import_wheel_commit(pin, packed, repository, workspace, origin)
+                elif isinstance(pin, WheelPin):
                     archive.import_wheel(pin, packed, repository, BASE)
                 else:
                     archive.import_sdist(pin, packed, repository, BASE)
@@ -111,6 +113,15 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
         checkout = _checkout(pin, target)
         assert checkout is not None, f"{target} has no base commit"
         return checkout
+
+
+def _import_wheel_commit(
+    pin: WheelCommitPin, packed: Path, repository: Repository, workspace: Workspace, origin: Origin
+) -> None:
+    def sdist(release: SdistPin) -> Path:
+        return _packed(release, checkout_name(release), workspace, origin)
+
+    wheel_commits.import_wheel_commit(pin, packed, repository, BASE, origin.mirror, sdist)
 
 
 def _packed(pin: SdistPin | WheelPin, key: str, workspace: Workspace, origin: Origin) -> Path:

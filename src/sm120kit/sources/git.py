@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.errors import CommandFailed, NotTrusted, ResourceUnavailable
-from sm120kit.core.process import Completed, RunningProgram, run, start
+from sm120kit.core.errors import CommandFailed, FetchFailed, NotTrusted, ResourceUnavailable
+from sm120kit.core.process import Completed, Environment, RunningProgram, Stopped, deadline, run, run_until, start
 from sm120kit.sources.git_urls import without_credentials
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ PROTOCOLS = ("file", "git", "http", "https", "ssh")
 
 MAX_FETCH_BYTES = 8 * 2**30
 """Limit for a file that git writes while it fetches: a server may send without end, and git has no limit of its own."""
+
+MAX_FETCH_SECONDS = 3600.0
+"""Limit for a git that uses the network: a server may also send slowly without end."""
 
 _LIMITED = """trap '' XFSZ; ulimit -f "$0" && exec "$@" """
 """``ulimit`` counts blocks of 512 bytes (POSIX). Without the trap, SIGXFSZ would end git before it prints an error."""
@@ -321,10 +324,11 @@ def _git(
     tied: bool = False,
 ) -> Completed:
     program = ["/bin/sh", "-c", _LIMITED, str(MAX_FETCH_BYTES // 512), "git"] if network else ["git"]
+    argv, variables = [*program, *_OPTIONS, *args], {**environment(network), **(env or {})}
     try:
-        return run(
-            [*program, *_OPTIONS, *args], env={**environment(network), **(env or {})}, stdin=stdin, check=check, tied=tied
-        )
+        if network:
+            return _run_limited(argv, variables, check)
+        return run(argv, env=variables, stdin=stdin, check=check, tied=tied)
     except CommandFailed as error:
         if "No space left on device" in error.message or "Out of diskspace" in error.message:
             raise ResourceUnavailable(
@@ -332,3 +336,18 @@ def _git(
                 "free some space, or name another directory with --state or SM120KIT_STATE",
             ) from error
         raise
+
+
+def _run_limited(argv: Sequence[str | Path], variables: Environment, check: bool) -> Completed:
+    """Run a git that uses the network, for at most :data:`MAX_FETCH_SECONDS`.
+
+    Raises:
+        FetchFailed: it took longer.
+    """
+    try:
+        with deadline(MAX_FETCH_SECONDS) as stop:
+            return run_until(argv, stop, env=variables, check=check, tied=True)
+    except Stopped as error:
+        raise FetchFailed(
+            f"git took more than {MAX_FETCH_SECONDS:g} s, and was ended", "check the network, or use --mirror DIR"
+        ) from error

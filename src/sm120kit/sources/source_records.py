@@ -42,8 +42,20 @@ class WheelPin:
         return LockedWheel(self.distribution, self.version, self.filename, self.sha256)
 
 
-# A wheel first: an sdist has its fields but one, and records are read as the first type that fits.
-Pin = WheelPin | SdistPin | GitPin
+@dataclass(frozen=True)
+class WheelCommitPin(WheelPin):
+    """A wheel with the Python files of a commit of its project, or of a fork, at ``url``.
+
+    ``sdist`` is the sha256 of the release's sdist, for a repository without a tag of the release.
+    """
+
+    url: str
+    commit: str
+    sdist: str = ""
+
+
+# The type with the most fields first: records are read as the first type that fits.
+Pin = WheelCommitPin | WheelPin | SdistPin | GitPin
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,11 @@ class Checkout:
     repository: Path
     commit: str
     tree: str
+
+    @property
+    def released(self) -> str:
+        """The commit of the released files: below that of a :class:`WheelCommitPin`, the wheel's."""
+        return f"{self.commit}^" if isinstance(self.pin, WheelCommitPin) else self.commit
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,20 @@ def import_commit(pin: GitPin, repository: Repository, ref: str, mirror: str | N
         NotTrusted: the URL of the pin or of a submodule is of a form that is not allowed.
         FetchFailed: a repository cannot be read or does not have the commit.
     """
-    if not re.fullmatch(r"[0-9a-f]{40}", pin.commit):
-        raise NotTrusted(f"{pin.commit!r} is not a commit", "a pin has 40 hexadecimal digits")
     with reporting.task(f"fetching {pin.project} {pin.version}", None):
-        url = _fetch_url(pin.url, mirror, pin.project, ("file",), f"the git URL of {pin.project} {pin.version}")
-        _fetch(repository, url, pin.commit, pin.version)
+        fetch_commit(pin, repository, mirror)
         tree = _full_tree(repository, pin.url, pin.commit, mirror, (), [])
     message = f"{pin.project} {pin.version}\n\ncommit: {pin.commit}\n"
     repository.set_ref(ref, repository.commit_tree(tree, None, message))
+
+
+def fetch_commit(pin: GitPin, repository: Repository, mirror: str | None) -> str:
+    """Fetch a pinned commit without submodules, and return the URL that delivered it. See :func:`import_commit` for errors."""
+    if not re.fullmatch(r"[0-9a-f]{40}", pin.commit):
+        raise NotTrusted(f"{pin.commit!r} is not a commit", "a pin has 40 hexadecimal digits")
+    url = _fetch_url(pin.url, mirror, pin.project, ("file",), f"the git URL of {pin.project} {pin.version}")
+    _fetch(repository, url, pin.commit, pin.version)
+    return url
 
 
 def _full_tree(

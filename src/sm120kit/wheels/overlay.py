@@ -13,12 +13,12 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.temporary import publish_directory
-from sm120kit.patches.foreign import BESIDE
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import wheelhouse
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import LockedWheel
+from sm120kit.sources.wheel_commits import BESIDE
 from sm120kit.wheels.build_records import Artifacts, BuildPlan, RepackedWheel
 from sm120kit.wheels.pack import local_version
 from sm120kit.wheels.plan import plan_overlay
@@ -27,12 +27,15 @@ from sm120kit.wheels.repack import repack, repacked_record
 
 
 def patched_members(package: str, tree: PatchedTree) -> dict[str, tuple[AppliedPatch, ...]]:
-    """The files of a Python package that its series changes, each with the patches that change it; no build files.
+    """The files of a Python package that differ from the released ones, each with the patches that change it; no build files.
 
-    The package has the name of its distribution, in the source and in the wheel.
+    A pinned commit changes files without a patch. The package has the name of its distribution, in the source and in the wheel.
     """
     repository = Repository(tree.checkout.repository)
-    members: dict[str, tuple[AppliedPatch, ...]] = {}
+    checkout, members = tree.checkout, dict[str, tuple[AppliedPatch, ...]]()
+    if checkout.released != checkout.commit:
+        changed = repository.changed(checkout.released, checkout.commit)
+        members = {path: () for path in changed if path.startswith(f"{package}/")}
     for patch in (*tree.patches, *tree.local):
         for path in repository.changed(f"{patch.commit}^", patch.commit):
             if path.startswith(f"{package}/"):
@@ -70,12 +73,12 @@ def write_patched_members(package: str, tree: PatchedTree, official: Path, out: 
     with archives.open_wheel(official) as wheel:
         members = {*wheel.namelist()}
         for path, patches in patched_members(package, tree).items():
-            before, after = (_content(repository, commit, path) for commit in (tree.checkout.commit, tree.commit))
+            before, after = (_content(repository, commit, path) for commit in (tree.checkout.released, tree.commit))
             packed = archives.read_member(wheel, path) if path in members else None
             if packed == before:
                 contents[path] = after
                 continue
-            names = ", ".join(f"{patch.project}/{patch.slug}" for patch in patches)
+            names = ", ".join(f"{patch.project}/{patch.slug}" for patch in patches) or "the pinned commit"
             hashes = f"the wheel has {_short(packed)}, the source {_short(before)}, after the patches {_short(after)}"
             problems.append(f"{path}, changed by {names}: {hashes}")
     if problems:

@@ -13,7 +13,7 @@ from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import FlashInferRecipe, Recipe
 from sm120kit.recipes.recipe_records import Closure, Lock, LockedFile, LockedSource, Replaced
 from sm120kit.sources.git import Repository
-from sm120kit.sources.source_records import GitPin, LockedWheel
+from sm120kit.sources.source_records import GitPin, LockedWheel, WheelCommitPin
 
 FORMAT = 1
 """Raised when the form of a lockfile changes; older lockfiles must then be created again."""
@@ -85,7 +85,8 @@ def require_patched(recipe: Recipe, closures: Sequence[Closure]) -> None:
 @cache  # git ids name contents, and an engine's lock has the sources of its FlashInfer recipe
 def _sources(tree: PatchedTree) -> tuple[LockedSource, ...]:
     pin, repository = tree.checkout.pin, Repository(tree.checkout.repository)
-    pinned = f"commit {pin.commit}" if isinstance(pin, GitPin) else f"sha256 {pin.sha256}"
+    hashes = [f"commit {pin.commit}"] if isinstance(pin, GitPin | WheelCommitPin) else []
+    pinned = " ".join([*hashes, *([] if isinstance(pin, GitPin) else [f"sha256 {pin.sha256}"])])
     sources = [
         LockedSource(
             pin.project,
