@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import zipfile
 from pathlib import Path
@@ -24,6 +25,11 @@ def options() -> Options:
     return Options(Workspace.open(None))
 
 
+def cpu_seconds() -> float:
+    """CPU time of this process and its programs, which other work on the machine does not change much."""
+    return sum(os.times()[:4])
+
+
 def patch_of(target: EngineTarget, text: str) -> bytes:
     """A plain diff that adds a first line."""
     assert target.source is not None
@@ -39,9 +45,9 @@ def test_python_of_the_official_wheel_is_patched(options: Options, tmp_path: Pat
         file = tmp_path / f"{text}.patch"
         file.write_bytes(patch_of(target, f"{text} {tmp_path.name} {time.time()}"))
         patched = with_local(target, read_local([file])).engine
-        began = time.monotonic()
+        began = cpu_seconds()
         repacked = build_overlay(patched, patched.engine_tree) if patched else None
-        seconds = time.monotonic() - began
+        seconds = cpu_seconds() - began
     assert repacked is not None and repacked.ran
     official = target.options.workspace.downloads / target.source.pin.sha256 / target.source.pin.filename  # type: ignore[union-attr]
     with zipfile.ZipFile(official) as before, zipfile.ZipFile(repacked.wheel) as after:
