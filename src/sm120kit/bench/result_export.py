@@ -40,9 +40,12 @@ KINDS = (".csv", ".md", ".html", ".svg", ".png")
 LABEL_GAP = 0.075
 """Minimum distance of two labels beside a chart, as a share of its height."""
 
-STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}td,th{padding:.25rem .7rem;text-align:right;
-border-bottom:1px solid #d9dee3}td:first-child,th:first-child,.text td{text-align:left}svg{max-width:100%;height:auto}"""
+STYLE = """:root{color-scheme:light dark}body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
+td,th{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #8884}td:first-child,th:first-child,.text td{text-align:left}
+svg{max-width:100%;height:auto}@media(prefers-color-scheme:dark){svg{filter:invert(.9) hue-rotate(180deg)}}
+@media print{body{margin:0;max-width:none}table{display:table}svg,tr{break-inside:avoid}}"""
+"""Light or dark as the reader's system is; prints on white paper, no row or chart cut."""
 
 
 def exported(kind: str, named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,26 +218,37 @@ def _copy(wheel: Path, sha256: str, directory: Path) -> Path:
 def watcher() -> Iterator[Callable[[Progress], None]]:
     """Print a line for each compiled unit with its cost; on a terminal also show running units, time left and memory."""
     printed = 0
+    started: dict[str, float] = {}
     with console.status() as show:
 
         def watch(progress: Progress) -> None:
             from sm120kit.core.memory import available_bytes, resident_bytes
 
             nonlocal printed
+            now = time.monotonic()
+            left = time_left(progress, {unit.output: now - started.setdefault(unit.output, now) for unit in progress.running})
             for event in progress.finished[printed:]:
                 printed += 1
                 cost = f"{event.seconds:.0f} s, {event.peak_bytes / 2**30:.1f} GiB"
-                console.info(f"[{printed}/{len(progress.units)}] {Path(event.output).name}: {cost}; {_left(progress)}")
+                console.info(f"compiled {printed} of {len(progress.units)}, {Path(event.output).name}: {cost}; {left}")
             used = sum(resident_bytes(unit.pid) for unit in progress.running) / 2**30
             names = ", ".join(Path(unit.output).name for unit in progress.running)
             memory = f"{used:.1f} GiB used, {available_bytes() / 2**30:.1f} GiB available"
-            show(f"{_left(progress)}; {memory}; compiling {names or 'nothing'}")
+            show(f"compile {printed + 1} of {len(progress.units)}; {left}; {memory}; compiling {names or 'nothing'}")
 
         yield watch
 
 
-def _left(progress: Progress) -> str:
-    """Time left at the present parallelism, from earlier compiles of the remaining units or their estimates."""
-    finished = {event.output for event in progress.finished}
-    seconds = sum(unit.estimate_seconds for unit in progress.units if unit.output not in finished)
-    return f"about {seconds / max(1, len(progress.running)) / 60:.1f} min left"
+def time_left(progress: Progress, running: Mapping[str, float]) -> str:
+    """Time left at the present parallelism: the estimates of the remaining units at the pace of the finished ones.
+
+    ``running`` has the seconds that each running unit has taken already.
+    """
+    estimates = {unit.output: unit.estimate_seconds for unit in progress.units}
+    done = {event.output: event.seconds for event in progress.finished if event.output in estimates}
+    expected = sum(estimates[output] for output in done)
+    pace = sum(done.values()) / expected if expected else 1.0
+    left = sum(
+        max(seconds * pace - running.get(output, 0.0), 0.0) for output, seconds in estimates.items() if output not in done
+    )
+    return f"about {left / max(1, len(progress.running)) / 60:.1f} min left"

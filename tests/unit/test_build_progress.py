@@ -1,0 +1,37 @@
+"""The time left of a build, which goes down while a long unit compiles."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+from sm120kit.cli.build import time_left
+
+
+def _progress(estimates: dict[str, float], finished: dict[str, float], running: int) -> Any:
+    return SimpleNamespace(
+        units=[SimpleNamespace(output=output, estimate_seconds=seconds) for output, seconds in estimates.items()],
+        finished=[SimpleNamespace(output=output, seconds=seconds) for output, seconds in finished.items()],
+        running=[None] * running,
+    )
+
+
+def _minutes(text: str) -> float:
+    match = re.search(r"([\d.]+) min", text)
+    assert match
+    return float(match[1])
+
+
+def test_a_running_unit_counts_less_each_minute() -> None:
+    progress = _progress({"a": 600, "b": 60}, {}, 1)
+    assert [_minutes(time_left(progress, {"a": seconds})) for seconds in (0, 60, 300, 900)] == [11, 10, 6, 1]
+
+
+def test_the_pace_is_that_of_the_finished_units() -> None:
+    progress = _progress({"a": 60, "b": 600}, {"a": 120}, 1)
+    assert _minutes(time_left(progress, {})) == 20
+
+
+def test_units_that_compile_at_once_share_the_time() -> None:
+    assert _minutes(time_left(_progress({"a": 600, "b": 600}, {}, 2), {})) == 10
