@@ -177,10 +177,10 @@ def _number(digits: int, scale: float = 1.0, unit: str = "") -> Callable[[float]
 _RATE, _TIME, _SHARE, _COUNT = _number(1), _number(1, 1000, " ms"), _number(1, 100, "%"), _number(0)
 
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "decode_tok_s": ("tok/s per request", _RATE),
+    "decode_tok_s": ("decode (tg) tok/s", _RATE),
     "total_tok_s": ("total tok/s", _RATE),
     "output_tok_s": ("output tok/s", _RATE),
-    "prefill_tok_s": ("prefill tok/s", _RATE),
+    "prefill_tok_s": ("prefill (pp) tok/s", _RATE),
     "ttft": ("TTFT", _TIME),
     "ttft_p95": ("TTFT p95", _TIME),
     "ttfa": ("TTFA", _TIME),
@@ -197,14 +197,15 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def text(figures: Summary, name: str) -> str:
-    """A figure of :data:`COLUMNS` as text; ``decode_tok_s`` with its range."""
+    """A figure of :data:`COLUMNS` as text; ``decode_tok_s`` with its range, unless that is a point."""
     value = getattr(figures, name)
     if name.startswith("itl") and figures.lagged:
         return "lagged"
     if value is None:
         return UNKNOWN
     shown = COLUMNS[name][1](value)
-    return f"{shown} ({figures.decode_lowest:.1f}-{figures.decode_highest:.1f})" if name == "decode_tok_s" else shown
+    lowest, highest = (f"{rate or 0:.1f}" for rate in (figures.decode_lowest, figures.decode_highest))
+    return f"{shown} ({lowest}-{highest})" if name == "decode_tok_s" and lowest != highest else shown
 
 
 def failed(case: MeasuredCase) -> str:

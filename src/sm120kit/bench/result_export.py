@@ -27,12 +27,12 @@ Value = Callable[[Summary], float | None]
 CHARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     ("TTFT, ms", 1000, ("ttft", "ttft_p95")),
     ("ITL, ms", 1000, ("itl_p50", "itl_p99")),
-    ("tok/s per request", 1, ("decode_tok_s",)),
+    ("decode (tg) tok/s per request", 1, ("decode_tok_s",)),
     ("total tok/s", 1, ("total_tok_s",)),
 )
 """Quantity with its unit, factor from seconds or tokens per second, and its figures: the first is solid, others are dashed."""
 
-FIGURES = tuple(name for name in COLUMNS if name not in ("ttfa", "prefill_tok_s", "chunks"))
+FIGURES = tuple(name for name in COLUMNS if name not in ("ttfa", "chunks"))
 """The exported columns."""
 
 KINDS = (".csv", ".md", ".html", ".svg", ".png")
@@ -40,9 +40,12 @@ KINDS = (".csv", ".md", ".html", ".svg", ".png")
 LABEL_GAP = 0.075
 """Minimum distance of two labels beside a chart, as a share of its height."""
 
-STYLE = """:root{color-scheme:light dark}body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
+STYLE = """:root{color-scheme:light dark}
+body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
-td,th{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #8884}td:first-child,th:first-child,.text td{text-align:left}
+td,th{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #8884}
+td{white-space:nowrap}.text td{white-space:normal;overflow-wrap:anywhere}
+td:first-child,th:first-child,.text td{text-align:left}
 svg{max-width:100%;height:auto}@media(prefers-color-scheme:dark){svg{filter:invert(.9) hue-rotate(180deg)}}
 @media print{body{margin:0;max-width:none}table{display:table}svg,tr{break-inside:avoid}}"""
 """Light or dark as the reader's system is; prints on white paper, no row or chart cut."""
@@ -123,7 +126,7 @@ def as_html(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) 
     for name, result in named:
         heads, body = _table_of(result, objectives)
         parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(figures.about(result))}</p>", _table(heads, body)]
-        parts += [f"<p>{html.escape(note)}</p>" for note in _notes(result)]
+        parts.append(f"<ul>{''.join(f'<li>{html.escape(note)}' for note in _notes(result))}</ul>")
     for by in ("concurrency", "context depth"):
         if lines := _lines(named, by):
             parts += [f"<h2>By {by}</h2>", _drawn(lines, by, "svg").decode()]
@@ -135,13 +138,14 @@ def as_html(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) 
 
 
 def _table_of(result: Result, objectives: Sequence[Objective]) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows of the figures of a result."""
-    heads = ["concurrency", "output", "context", *(COLUMNS[name][0] for name in FIGURES), "failed"]
+    """The heads and rows of the figures of a result that are known of a case; notes have the reasons of the others."""
+    summaries = [(case, summary(case)) for case in result.ordered]
+    known = [name for name in FIGURES if any(getattr(computed, name) is not None for _, computed in summaries)]
+    heads = ["concurrency", "output", "context", *(COLUMNS[name][0] for name in known), "failed"]
     body = []
-    for case in result.ordered:
-        computed = summary(case)
+    for case, computed in summaries:
         key = [f"{number:,}" for number in case.key]
-        body.append([*key, *(figures.text(computed, name) for name in FIGURES), figures.failed(case)])
+        body.append([*key, *(figures.text(computed, name) for name in known), figures.failed(case)])
         if objectives:
             good = saturation.goodput(case, objectives)
             per_second = UNKNOWN if good.per_second is None else f"{good.per_second:.2f}"
