@@ -14,7 +14,7 @@ import synthetic_hosts
 from model_folders import HYBRID, NVFP4, folder
 from typer.testing import CliRunner
 
-from sm120kit import recipes
+from sm120kit import engines, recipes
 from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
@@ -175,14 +175,88 @@ def test_config_check_of_user_file(tmp_path: Path) -> None:
 
 def test_argument_that_needs_an_extra_requires_it_of_the_lockfile() -> None:
     loading = configurations.load("minimax-m2.5-nvfp4-2x-rtx-pro-6000")
-    assert "fastsafetensors" in loading.arguments and arguments.missing_extras(loading) == ()
+    assert "fastsafetensors" in loading.arguments and arguments.missing_extras(loading.engine, loading.arguments) == ()
     streamed = loading.model_copy(update={"arguments": ("--load-format=runai_streamer",)})
-    assert arguments.missing_extras(streamed) == ("runai-model-streamer",)
+    assert arguments.missing_extras(streamed.engine, streamed.arguments) == ("runai-model-streamer",)
     with pytest.raises(BadInput, match=r"need runai-model-streamer, which the lockfile of vllm-0\.19\.1 lacks"):
         arguments.require_known(streamed)
     for option in ("--moe-backend", "--linear-backend"):
-        fused = loading.model_copy(update={"engine": "vllm-0.20.0", "arguments": (option, "b12x")})
-        assert arguments.missing_extras(fused) == ("b12x",)
+        assert arguments.missing_extras("vllm-0.20.0", (option, "b12x")) == ("b12x",)
+
+
+def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
+    """Form, and each argument that the parser, the lockfile or the image refuses."""
+    wrong = ["--no-such-option", "--port", "x", "--load-format", "runai_streamer", "--chat-template", "my.jinja"]
+    file = with_arguments(tmp_path, "vllm-0.33.0", [*wrong, "--block-size", "y"])
+    file.write_text(file.read_text().replace("edition = 1", "editions = 1"))
+    result = CliRunner().invoke(app, ["config", "check", str(file)])
+    assert isinstance(result.exception, BadInput) and "6 problems" in result.exception.message
+    for name in ("editions", "--no-such-option", "--port", "--block-size", "runai-model-streamer", "my.jinja"):
+        assert name in result.exception.message
+
+
+@pytest.mark.parametrize(
+    ("value", "there"),
+    [
+        ("my.jinja", False),
+        ("/templates/a.jinja", True),
+        ("/model/tools.jinja", True),
+        ("{{ messages }}/x", True),
+        ("/t/a", False),
+    ],
+)
+def test_a_template_is_in_the_image_or_mounted(value: str, there: bool, tmp_path: Path) -> None:
+    file = with_arguments(tmp_path, "vllm-0.33.0", ["--chat-template", value])
+    file.write_text(file.read_text() + '\n[container.mounts]\n"/templates" = "/srv/templates"\n')
+    result = CliRunner().invoke(app, ["config", "check", str(file)])
+    assert result.exit_code == (0 if there else 1), result.output
+    if there:
+        assert (value in configurations.load(str(file)).arguments) and result.stdout.startswith("ok ")
+    else:
+        assert isinstance(result.exception, BadInput) and value in result.exception.message
+
+
+@pytest.mark.parametrize("recipe", ["vllm-0.33.0", "vllm-0.33.0-spark", "sglang-0.5.23", "sglang-0.5.23-spark"])
+def test_parsers_of_models_are_parsers_of_the_engine(recipe: str) -> None:
+    """The names in each engine's table are in the record that its wheel gave."""
+    known, engine = recorded(recipe), engines.of_recipe(recipe)
+    choices = {name: option.choices for option in known.options for name in option.names if option.choices}
+    reasoning = {*known.models.get("reasoning", choices.get("--reasoning-parser") or ())}
+    tools = {*known.models.get("tools", choices.get("--tool-call-parser") or ())}
+    assert engine.model_parsers and len(known.models["architectures"]) > 100
+    for each in engine.model_parsers:
+        assert each.reasoning in {"", *reasoning} and each.tools in {"", *tools}, each
+    assert {*engine.quantizations.values(), *engine.other_gpus} <= {*known.models["quantizations"]}
+
+
+def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: Path) -> None:
+    files = {
+        "vllm/model_executor/models/registry.py": "import absent\n_TEXT_GENERATION_MODELS = {'A': ('a', 'C1'), 'B': 'C2'}\n"
+        "_MULTIMODAL_MODELS = {'C': ('c', 'C')}\n_EMBEDDING_MODELS = {'D': ('d', 'D')}",
+        "vllm/config/speculative.py": "def hf_config_override(c):\n  if c.x in ('a', 'b'):\n    c.x = 'mtp'",
+        "vllm/model_executor/layers/quantization/__init__.py": "QuantizationMethods = Literal['q', 'r']",
+        "vllm/reasoning/__init__.py": "_REASONING_PARSERS_TO_REGISTER = {'think': ('file', 'Class')}",
+        "vllm/tool_parsers/__init__.py": "_TOOL_PARSERS_TO_REGISTER = {'call': ('file', 'Class')}",
+        "sglang/srt/models/deep/a.py": "EntryClass = [AForCausalLM, ANextN]",
+        "sglang/srt/models/b.py": "EntryClass = B",
+        "sglang/srt/layers/quantization/__init__.py": "BASE_QUANTIZATION_METHODS: dict = {'fp8': C}",
+        "sglang/srt/configs/model_config.py": "def _config_draft_model(c):\n  if c.x == 'B':\n    c.x = 'BNextN'",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert engines.VLLM.model_names(tmp_path) == {
+        "architectures": ["A", "B", "C"],
+        "mtp": ["a", "b"],
+        "quantizations": ["q", "r"],
+        "reasoning": ["think"],
+        "tools": ["call"],
+    }
+    assert engines.SGLANG.model_names(tmp_path) == {
+        "architectures": ["AForCausalLM", "B"],
+        "mtp": ["B"],
+        "quantizations": ["fp8", "mxfp4"],
+    }
 
 
 @pytest.mark.parametrize(("changed", "kept"), [({}, True), ({"wheel": {}}, False), ({"options": []}, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -22,6 +23,8 @@ GOOD = (data_root() / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-
 @pytest.mark.parametrize("name", configurations.names())
 def test_every_configuration_has_valid_references(name: str) -> None:
     configuration = configurations.load(name)
+    assert configuration.summary and configuration.original and configuration.model.quantization
+    assert configuration.model.revision != configurations.UNPINNED or configuration.model.why_unpinned
     assert set(configuration.host) <= {check.name for check in CHECKS}
     engine = recipes.load_engine(configuration.engine)
     known_bad = {(bad.distribution, bad.version) for bad in configuration.known_bad}
@@ -48,14 +51,13 @@ def load_error(tmp_path: Path, old: str, new: str) -> str:
     [
         ('revision = "unpinned"', 'revision = "main"', "model.revision"),
         ("why_unpinned", "why_unpined", "did you mean"),
-        ("why_unpinned", "why_unpined", "model.why_unpinned: missing; give the reason why no revision is pinned"),
         ("tensor_parallel = 2", "tensor_parallel = 4", "tensor_parallel: 4, but hardware.gpus is 2"),
         ('"--tp-size", "2"', '"--tp-size", "4"', "tensor_parallel: 2, but arguments have --tp-size 4"),
         ('"--tp-size", "2"', '"--tensor-parallel-size=4"', "tensor_parallel: 2, but arguments have --tensor-parallel-size 4"),
         ('"--tp-size", "2",', "", "tensor_parallel: 2, but arguments have no --tensor-parallel-size, so that"),
-        ('"--tp-size", "2"', '"--tp-size", "2", "--pp-size", "2"', "pipeline_parallel: 1, but arguments have --pp-size 2"),
+        ('"--tp-size", "2"', '"--tp-size", "2", "--pp-size", "2"', "pipeline_parallel 2, but hardware.gpus is 2"),
         ("tensor_parallel = 2", 'tensor_parallel = "2"', "tensor_parallel: input should be a valid integer"),
-        ("[speculation]", "[speculation_]", "model.needs_mtp: true, but there is no speculation"),
+        ("[speculation]", "[speculation_]", "speculation_: unknown key"),
         ('reproducibility = "withdrawn"', 'reproducibility = "sure"', "reference.0.reproducibility"),
         ('name = "qwen', 'name = "other-qwen', "is not the file's name"),
         ("edition = 1", "edition = ", "not TOML"),
@@ -75,17 +77,33 @@ def test_unknown_name_suggests_similar_name() -> None:
         configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro")
 
 
-def test_a_users_configuration_needs_no_publication(tmp_path: Path) -> None:
-    """Neither deviations nor published figures have to be invented; those of this project have figures."""
-    assert all(configurations.load(name).reference for name in configurations.names())
-    text = (data_root() / "recipes" / "configurations" / f"{configurations.names()[0]}.toml").read_text()
-    own = tmp_path / f"{configurations.names()[0]}.toml"
-    own.write_text(re.split(r"(?m)^\[\[(?:deviations|reference)\]\]", text)[0])
+@pytest.mark.parametrize(
+    ("engine", "argv", "gpus", "speculation"),
+    [
+        ("vllm-0.33.0", [], 1, None),
+        ("vllm-0.33.0", ["-tp=2", "-pp", "2"], 4, None),
+        ("vllm-0.33.0", ["-sc", '{"method":"qwen3_5_mtp","num_speculative_tokens":2}'], 1, ("qwen3_5_mtp", 2, True)),
+        ("vllm-0.33.0", ["-sc.method", "eagle3", "-sc.model", "a/b", "-sc.num_speculative_tokens=4"], 1, ("eagle3", 4, False)),
+        ("sglang-0.5.23", ["--tp", "2", "--speculative-algo", "NEXTN", "--speculative-num-steps", "3"], 2, ("nextn", 3, True)),
+        ("sglang-0.5.23", ["--speculative-algorithm=EAGLE3", "--speculative-draft-model-path=x"], 1, ("eagle3", 1, False)),
+    ],
+)
+def test_model_engine_and_arguments_are_a_configuration(
+    engine: str, argv: list[str], gpus: int, speculation: tuple[str, int, bool] | None, tmp_path: Path
+) -> None:
+    """Nothing has to be invented: what else there is follows from the arguments."""
+    own = tmp_path / "own.toml"
+    own.write_text(f'engine = "{engine}"\narguments = {json.dumps(argv)}\n[model]\nrepository = "me/model"\n')
     configuration = configurations.load(str(own))
+    assert configuration.name == "own" and configuration.hardware.gpus == gpus and configuration.hardware.memory_gb is None
+    drafts = configuration.speculation
+    found = (drafts.method, drafts.draft_tokens, configuration.model.needs_mtp) if drafts else None
+    assert found == speculation
     assert configuration.reference == configuration.deviations == ()
     assert [named.workload.concurrency for named in reproduce.plan(configuration)] == [(1,)]
     for command in ("check", "show"):
-        assert CliRunner().invoke(app, ["config", command, str(own)]).exit_code == 0
+        result = CliRunner().invoke(app, ["config", command, str(own)])
+        assert result.exit_code == 0, result.output
 
 
 def test_figures_of_another_setup_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,13 +56,13 @@ def show(name: ConfigName, json: Json = False) -> None:
         return
     console.data(f"{config.name}: {config.summary}\n")
     model, hardware = config.model, config.hardware
-    revision = model.revision if not model.why_unpinned else f"unpinned: {model.why_unpinned}"
+    size = f"{model.gigabytes:g} GB" if model.gigabytes else ""
     rows = [
-        ("model", f"{model.repository}, {model.quantization}" + (f", {model.gigabytes:g} GB" if model.gigabytes else "")),
-        ("revision", revision),
+        ("model", ", ".join(filter(None, (model.repository, model.quantization, size)))),
+        ("revision", ": ".join(filter(None, (model.revision, model.why_unpinned)))),
         ("hardware", f"{hardware.gpus} x {hardware.gpu}"),
         ("engine", config.engine),
-        ("published for", config.original),
+        *[("published for", config.original)] * bool(config.original),
         ("arguments", " ".join(config.arguments)),
         *((f"environment {key}", value) for key, value in config.environment.items()),
         ("container", _container(config.container)),
@@ -74,6 +74,8 @@ def show(name: ConfigName, json: Json = False) -> None:
     rows += [("deviation", f"{change.field}: {change.reason}") for change in config.deviations]
     rows += [("excluded", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in config.known_bad]
     console.table(("field", "value"), rows)
+    if not config.reference:
+        return
     console.table(
         ("published", "concurrency", "class", "method", "conditions", "source"),
         ((_figure(r), r.concurrency, r.reproducibility, r.method, _conditions(r), r.source) for r in config.reference),
@@ -97,10 +99,9 @@ def check(
     from sm120kit.recipes import arguments, configurations
 
     for name in names or configurations.names():
-        config = configurations.load(name)
-        checked = arguments.require_known(config)
+        config = configurations.load(name, arguments.problems)
         unchecked = f"not checked {config.name}: the options of {config.engine} were not recorded"
-        console.data(f"ok {config.name}" if checked else unchecked)
+        console.data(f"ok {config.name}" if arguments.are_known(config) else unchecked)
 
 
 def _container(container: Container) -> str:

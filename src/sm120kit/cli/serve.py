@@ -347,7 +347,7 @@ def serve_(
     from sm120kit.cli.build import build_patched
     from sm120kit.core import reporting
     from sm120kit.core.workspace import Workspace
-    from sm120kit.recipes import configurations
+    from sm120kit.recipes import arguments, configurations
     from sm120kit.serving import launch
     from sm120kit.serving.nodes import differences, preparation
     from sm120kit.serving.resolve import on_node, resolve
@@ -358,7 +358,7 @@ def serve_(
     roots = planned.roots(len(nodes))
     location = server.location()
     workspace = Workspace.open(server.state)
-    configuration = configurations.load(config)
+    configuration = configurations.load(config, arguments.problems)
     source = images.source()
     if model.model:
         if model.revision:

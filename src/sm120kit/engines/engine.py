@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,18 @@ class Node:
         return self.addresses[self.rank]
 
 
+@dataclass(frozen=True)
+class ModelParsers:
+    """Parsers of a model's answers: ``models`` is searched in ``<model_type> <name of the repository>``, in lower case.
+
+    ``reasoning`` and ``tools`` are values of the engine's options, "" for none.
+    """
+
+    models: str
+    reasoning: str
+    tools: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Engine:
     """An engine. A subclass overrides the methods that differ.
@@ -91,9 +105,16 @@ class Engine:
     that has the engine and not sm120kit, so it imports all that it uses. ``stand_in(*names)`` replaces absent modules.
 
     ``options`` has the names of its options by meaning: ``tensor_parallel``, ``pipeline_parallel``, ``memory_share`` (of a
-    GPU), ``context`` (tokens), ``draft_steps``. ``types`` are types of its parser by the names in its record, beside those of
-    Python, and ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions that it imports only with a
-    value of an option.
+    GPU), ``context`` (tokens), ``draft_steps``, ``kv_type``, ``reasoning_parser``, ``tool_parser``, and those that ``serve``
+    sets itself: ``model``, ``served_name``, ``host``, ``port``, ``revision``, ``api_key``, ``nodes``. ``files`` are options
+    whose value can be a path. ``types`` are types of its parser by the names in its record, beside those of Python, and
+    ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions that it imports only with a value of an
+    option.
+
+    ``programs`` start its server, as words of a command line, and ``images`` are parts of the names of images that do.
+    ``model_parsers`` are tried in their order; ``tool_arguments`` are needed beside a tool parser. ``any_context`` is the
+    length of sequences with which it chooses the longest that fits, "" if it has none. ``quantizations`` are its names of
+    methods that ``config.json`` names differently, ``other_gpus`` methods that have no code for SM12x.
 
     ``metrics`` are the names of its metrics. Its server has JSON with its ``version`` at ``info_path``. With ``counts_tokens``
     it accepts ``continuous_usage_stats``, a count of tokens with each chunk.
@@ -122,6 +143,35 @@ class Engine:
     first_release: str = "0"
     repository: str = ""
     in_head: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    model_parsers: tuple[ModelParsers, ...] = ()
+    quantizations: Mapping[str, str] = field(default_factory=dict)
+    other_gpus: frozenset[str] = frozenset()
+    tool_arguments: tuple[str, ...] = ()
+    any_context: str = ""
+
+    def parsers_of(self, model_type: str, name: str) -> ModelParsers:
+        """The parsers for a model's answers; none for a model that is not in the table."""
+        text = f"{model_type} {name}".lower()
+        return next((each for each in self.model_parsers if re.search(each.models, text)), ModelParsers("", "", ""))
+
+    def mtp_arguments(self, draft_tokens: int) -> tuple[str, ...]:
+        """The arguments that draft tokens with the checkpoint's own MTP layers; none if it cannot."""
+        return ()
+
+    def speculation(self, options: Mapping[str, str]) -> tuple[str, int, bool] | None:
+        """Method, most draft tokens of a step, and whether it uses the checkpoint's MTP layers, by options and values."""
+        return None
+
+    def model_names(self, package: Path) -> dict[str, list[str]]:
+        """What its Python files name, without importing them: ``package`` is the directory of its wheel's content.
+
+        ``architectures`` are classes that generate text, ``mtp`` the types and classes of models whose MTP layers it drafts
+        with, ``quantizations``, ``reasoning`` and ``tools`` the values of options.
+        """
+        return {}
 
     def spelled(self, argv: Sequence[str]) -> list[str]:
         """A command line as the server's parser spells it before it reads it.
@@ -200,3 +250,31 @@ class Engine:
         listen = ("--served-model-name", served_as, "--host", address[0], "--port", str(address[1]))
         span = self.node_arguments(node) if node else ()
         return (*self.model_arguments(model), *listen, *self.metrics_arguments(arguments), *span, *arguments)
+
+
+def assigned(file: Path, name: str) -> ast.expr | None:
+    """The last value that a Python file assigns to a name at its top level."""
+    found = None
+    for statement in ast.parse(file.read_bytes()).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            found = getattr(statement, "value", None)
+    return found
+
+
+def texts(node: ast.AST | None) -> Iterator[str]:
+    """The texts in an expression, without values of dictionaries."""
+    if isinstance(node, ast.Dict):
+        node = ast.Tuple([key for key in node.keys if key], ast.Load())
+    for each in ast.walk(node) if node else ():
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+
+
+def tested_texts(file: Path, function: str) -> Iterator[str]:
+    """The texts that conditions in a function compare with."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            for each in ast.walk(node):
+                if isinstance(each, ast.If):
+                    yield from texts(each.test)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,13 +40,15 @@ class ParserRecord:
     """The options of the parser in an engine's wheel (by sha256).
 
     ``answers`` are the parser's own error messages for each configuration that names this recipe; empty for a command line
-    that it accepts.
+    that it accepts. ``models`` are the names of :meth:`sm120kit.engines.Engine.model_names`, with the choices of the options of
+    parsers; empty in records of engines that are not made anew.
     """
 
     recipe: str
     wheel_sha256: str
     options: tuple[Option, ...]
     answers: dict[str, str]
+    models: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def names(self, option: Option) -> tuple[str, ...]:
         """The names of an option, those that the parser's help does not show included."""
@@ -76,8 +79,9 @@ def load(recipe: str) -> ParserRecord | None:
 def _read(path: Path, changed: int) -> ParserRecord:
     try:
         record = parse_json(path.read_bytes())
+        models = {kind: tuple(names) for kind, names in record.get("models", {}).items()}
         return ParserRecord(
-            record["recipe"], record["wheel"]["sha256"], tuple(map(_option, record["options"])), record["answers"]
+            record["recipe"], record["wheel"]["sha256"], tuple(map(_option, record["options"])), record["answers"], models
         )
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is not a record of arguments: {error!r}", "restore it") from error
@@ -89,7 +93,43 @@ def _option(table: dict[str, Any]) -> Option:
 
 
 def rejection(record: ParserRecord, argv: Sequence[str]) -> str:
-    """The reason why the engine's parser rejects ``argv``; empty if it accepts."""
+    """The reasons why the engine's parser rejects ``argv``; empty if it accepts."""
+    return "; ".join(rejections(record, argv))
+
+
+def rejections(record: ParserRecord, argv: Sequence[str]) -> list[str]:
+    """Each reason why the engine's parser rejects ``argv``, which itself stops at the first."""
+    parser, reasons = _parser(record), list[str]()
+    try:
+        rest = engines.of_recipe(record.recipe).spelled(argv)
+    except ValueError as error:
+        return [str(error)]
+    while len(reasons) < MAX_REASONS:
+        try:
+            _, unknown = parser.parse_known_args(rest)
+        except ValueError as error:
+            reasons.append(str(error))
+            if (fewer := _without(rest, str(error))) == rest:
+                return reasons
+            rest = fewer
+        else:
+            return reasons + [f"unknown argument {word}{did_you_mean(word, record.every_name)}" for word in unknown]
+    return reasons
+
+
+MAX_REASONS = 20
+"""Limit for the number of reasons that are listed."""
+
+
+def _without(argv: list[str], message: str) -> list[str]:
+    """A command line without the option that a message of argparse is about, and its values."""
+    names = message.removeprefix("argument ").partition(":")[0].split("/")
+    first = next((number for number, word in enumerate(argv) if word.partition("=")[0] in names), len(argv))
+    end = next((number for number in range(first + 1, len(argv)) if argv[number].startswith("--")), len(argv))
+    return argv[:first] + argv[end:]
+
+
+def _parser(record: ParserRecord) -> _Parser:
     engine, parser = engines.of_recipe(record.recipe), _Parser(add_help=False)
     types = {**_TYPES, **engine.types}
     for option in record.options:
@@ -100,11 +140,7 @@ def rejection(record: ParserRecord, argv: Sequence[str]) -> str:
         else:
             action = parser.add_argument(*option.names, nargs=option.nargs, type=types.get(option.type, str))
             action.choices = None if option.choices is None else _TextChoices(option.choices)
-    try:
-        _, rest = parser.parse_known_args(engine.spelled(argv))
-    except ValueError as error:
-        return str(error)
-    return "; ".join(f"unknown argument {argument}{did_you_mean(argument, record.every_name)}" for argument in rest)
+    return parser
 
 
 def words(recipe: str, argv: Sequence[str]) -> tuple[str, ...]:
@@ -115,6 +151,12 @@ def words(recipe: str, argv: Sequence[str]) -> tuple[str, ...]:
     record = load(recipe)
     names = record.every_name if record else ()
     return tuple(_in_full(word, names) for word in _words(recipe, argv))
+
+
+def options(recipe: str, argv: Sequence[str]) -> dict[str, str]:
+    """The last value of each option of a command line, by its name in full; that of a flag is what follows it."""
+    read = words(recipe, argv)
+    return {name: value for name, value in pairwise([*read, ""]) if name.startswith("-")}
 
 
 def _words(recipe: str, argv: Sequence[str]) -> Iterator[str]:

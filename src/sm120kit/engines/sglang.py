@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, LogSigns, Metrics, Node
+from sm120kit.engines.engine import (
+    MASTER_PORT,
+    ApiKey,
+    Engine,
+    LogSigns,
+    Metrics,
+    ModelParsers,
+    Node,
+    assigned,
+    tested_texts,
+    texts,
+)
 
 
 class Sglang(Engine):
@@ -34,6 +47,39 @@ class Sglang(Engine):
         listed = [result["meta_info"]["input_top_logprobs"][1:] for result in answer]
         return [[[(token, value) for value, token, *_ in place] for place in places] for places in listed]
 
+    def mtp_arguments(self, draft_tokens: int) -> tuple[str, ...]:
+        """A chain of drafts; the number of draft tokens includes the verified one."""
+        numbers = {"num-steps": draft_tokens, "eagle-topk": 1, "num-draft-tokens": draft_tokens + 1}
+        counts = (word for name, number in numbers.items() for word in (f"--speculative-{name}", str(number)))
+        return ("--speculative-algorithm", "NEXTN", *counts)
+
+    def speculation(self, options: Mapping[str, str]) -> tuple[str, int, bool] | None:
+        """``--speculative-algorithm``, which without a draft model uses the checkpoint's own layers, or n-grams."""
+        method = (options.get("--speculative-algorithm") or options.get("--speculative-algo") or "").lower()
+        count = self.integer(options.get("--speculative-num-draft-tokens") or "") or self.integer(
+            options.get("--speculative-num-steps") or ""
+        )
+        draft = options.keys() & {"--speculative-draft-model-path", "--speculative-draft-model"}
+        return (method, count or 1, method in ("nextn", "eagle") and not draft) if method else None
+
+    def model_names(self, package: Path) -> dict[str, list[str]]:
+        """Source: ``EntryClass`` of srt/models, srt/configs/model_config.py (0.5.23). Parsers are choices of its options."""
+        classes = [
+            each.id
+            for file in sorted((package / "sglang/srt/models").rglob("*.py"))
+            if (value := assigned(file, "EntryClass"))
+            for each in ast.walk(value)
+            if isinstance(each, ast.Name)
+        ]
+        layers = package / "sglang/srt/layers/quantization/__init__.py"
+        methods = [*texts(assigned(layers, "BASE_QUANTIZATION_METHODS"))]
+        drafts = tested_texts(package / "sglang/srt/configs/model_config.py", "_config_draft_model")
+        return {
+            "architectures": sorted({name for name in classes if _GENERATES.search(name)}),
+            "mtp": sorted(set(drafts)),
+            "quantizations": sorted({*methods, "mxfp4"}),
+        }
+
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The model is the value of an option."""
         return ("--model-path", model)
@@ -48,6 +94,8 @@ class Sglang(Engine):
         return (*super().node_arguments(node), "--dist-init-addr", f"{f'[{head}]' if ':' in head else head}:{MASTER_PORT}")
 
 
+_GENERATES = re.compile(r"^(?!.*(NextN|MTP|Eagle|DSpark|DFlash|Draft|Reward|Classification|Embedding|Assistant|Transformers))")
+"""Classes of models that generate text by themselves. ``Transformers...`` stand in for all others."""
 _NOT_SETTINGS = re.compile(
     r"status|internal_states|startup_time|max_total_num_tokens|max_req_input_len|hicache_object_layout|kv_event_sources"
     r"|kv_events|launch_command|random_seed|.*port|.*(?:api_key|password|watermark_key).*"
@@ -67,6 +115,41 @@ def parser(stand_in: Callable[..., None]) -> tuple[argparse.ArgumentParser, Call
     parser = argparse.ArgumentParser(prog="sglang.launch_server")
     ServerArgs.add_cli_args(parser)
     return parser, parser.parse_args
+
+
+PARSERS = (
+    ModelParsers(r"^gpt_oss", "gpt-oss", "gpt-oss"),
+    ModelParsers(r"^qwen3_?(5|6)|^qwen4|qwen3\.[5-9]", "qwen3", "qwen3_coder"),
+    ModelParsers(r"^qwen3\S* .*coder", "", "qwen3_coder"),
+    ModelParsers(r"^qwen3(_moe|_next)? .*instruct", "", "qwen"),
+    ModelParsers(r"^qwen3(_moe|_next)? ", "qwen3", "qwen"),
+    ModelParsers(r"^qwen2 .*r1-distill", "deepseek-r1", ""),
+    ModelParsers(r"^qwen2(_moe)? ", "", "qwen"),
+    ModelParsers(r"^deepseek_v41", "deepseek-v41", "deepseekv41"),
+    ModelParsers(r"^deepseek_v4", "deepseek-v4", "deepseekv4"),
+    ModelParsers(r"^deepseek_v32", "deepseek-v3", "deepseekv32"),
+    ModelParsers(r"^deepseek_v3 .*v3\.1", "deepseek-v3", "deepseekv31"),
+    ModelParsers(r"^deepseek_v3 .*r1", "deepseek-r1", "deepseekv3"),
+    ModelParsers(r"^deepseek_v3 .*v3(-|$)", "", "deepseekv3"),
+    ModelParsers(r"^glm5|^glm_moe_dsa|^glm4_moe_lite|^glm4_moe .*4\.7", "glm45", "glm47"),
+    ModelParsers(r"^glm4(v|_moe|v_moe) ", "glm45", "glm"),
+    ModelParsers(r"^minimax_m3", "minimax-m3", "minimax-m3"),
+    ModelParsers(r"^minimax_m2", "minimax", "minimax-m2"),
+    ModelParsers(r"^kimi_k3", "kimi_k3", "kimi_k3"),
+    ModelParsers(r"^kimi_k2|kimi-k2", "kimi_k2", "kimi_k2"),
+    ModelParsers(r"^gemma4", "gemma4", "gemma4"),
+    ModelParsers(r"^nemotron_h\S* .*nemotron-3", "nemotron_3", "qwen3_coder"),
+    ModelParsers(r"^mimo_v2", "mimo", "mimo"),
+    ModelParsers(r"^(mistral3?|ministral3?) .*reasoning", "mistral", "mistral"),
+    ModelParsers(r"^step3p5", "step3p5", "step3p5"),
+    ModelParsers(r"^hy_v[34]", "hunyuan", "hunyuan"),
+    ModelParsers(r"^inkling", "inkling", "inkling"),
+    ModelParsers(r"^laguna", "poolside_v1", "poolside_v1"),
+    ModelParsers(r"^llama4", "", "pythonic"),
+    ModelParsers(r"^llama .*llama-3\.[1-3].*instruct", "", "llama3"),
+)
+"""Source: the models that each detector's docstring names, and SGLang's cookbook (0.5.23, srt/parser/reasoning_parser.py,
+srt/function_call)."""
 
 
 SGLANG = Sglang(
@@ -99,7 +182,23 @@ SGLANG = Sglang(
         "memory_share": ("--mem-fraction-static",),
         "context": ("--context-length",),
         "draft_steps": ("--speculative-num-steps",),
+        "kv_type": ("--kv-cache-dtype",),
+        "reasoning_parser": ("--reasoning-parser",),
+        "tool_parser": ("--tool-call-parser",),
+        "model": ("--model-path", "--model"),
+        "served_name": ("--served-model-name",),
+        "host": ("--host",),
+        "port": ("--port",),
+        "revision": ("--revision",),
+        "api_key": ("--api-key",),
+        "nodes": ("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-init-addr"),
     },
+    files=("--chat-template", "--tool-server", "--config", "--ssl-keyfile", "--ssl-certfile"),
+    programs=("sglang.launch_server", "sglang serve"),
+    images=("lmsysorg/sglang", "dgx-spark-sglang"),
+    model_parsers=PARSERS,
+    quantizations={"gptq": "gptq_marlin", "auto-round": "auto-round"},
+    other_gpus=frozenset({"w4afp8", "petit_nvfp4", "modelslim", "mxfp_w4a8"}),
     # 0.5.11 and 0.5.23, srt/observability/metrics_collector.py. cached_tokens is absent before the first hit; the gauge
     # sglang:cache_hit_rate is that of the latest batch, and 0 in each that decodes. Acceptance is of the latest 40 steps or
     # --decode-log-interval (0.5.11, srt/observability/scheduler_metrics_mixin.py). gen_throughput stays when no request runs.

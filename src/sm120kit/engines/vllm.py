@@ -8,10 +8,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 from sm120kit.core.outside import MAX_DEPTH, integer, parse_json
-from sm120kit.engines.engine import MASTER_PORT, ApiKey, Engine, LogSigns, Metrics, Node
+from sm120kit.engines.engine import (
+    MASTER_PORT,
+    ApiKey,
+    Engine,
+    LogSigns,
+    Metrics,
+    ModelParsers,
+    Node,
+    assigned,
+    tested_texts,
+    texts,
+)
 
 
 class Vllm(Engine):
@@ -51,6 +63,36 @@ class Vllm(Engine):
         }
         positions = {value for labels in _labels(metrics, _DRAFT_POSITIONS) for name, value in labels if name == "position"}
         return {"cache": sorted(engines), "draft_tokens": len(positions)} if engines else {}
+
+    def mtp_arguments(self, draft_tokens: int) -> tuple[str, ...]:
+        """Draft tokens beyond the MTP layers are drafted by these again (0.33.0, vllm/config/speculative.py)."""
+        return ("--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": draft_tokens}))
+
+    def speculation(self, options: Mapping[str, str]) -> tuple[str, int, bool] | None:
+        """``--speculative-config``; a method without a ``model`` is that of the checkpoint's own layers, or of n-grams."""
+        try:
+            table = parse_json(options.get("--speculative-config") or options["-sc"])
+            method, count = str(table.get("method") or "draft_model"), int(table["num_speculative_tokens"])
+        except (KeyError, ValueError, TypeError, AttributeError):
+            return None
+        return (method, count, "mtp" in method and not table.get("model")) if count > 0 else None
+
+    def model_names(self, package: Path) -> dict[str, list[str]]:
+        """Source: model_executor/models/registry.py, config/speculative.py, and the registries of parsers (0.33.0)."""
+        models = package / "vllm/model_executor/models/registry.py"
+        values = {
+            "architectures": [
+                *texts(assigned(models, "_TEXT_GENERATION_MODELS")),
+                *texts(assigned(models, "_MULTIMODAL_MODELS")),
+            ],
+            "mtp": [*tested_texts(package / "vllm/config/speculative.py", "hf_config_override")],
+            "quantizations": [
+                *texts(assigned(package / "vllm/model_executor/layers/quantization/__init__.py", "QuantizationMethods"))
+            ],
+            "reasoning": [*texts(assigned(package / "vllm/reasoning/__init__.py", "_REASONING_PARSERS_TO_REGISTER"))],
+            "tools": [*texts(assigned(package / "vllm/tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER"))],
+        }
+        return {kind: sorted(set(names)) for kind, names in values.items()}
 
     def model_arguments(self, model: str) -> tuple[str, ...]:
         """The model is a positional argument."""
@@ -156,6 +198,43 @@ def _merge(into: dict[str, Any], update: dict[str, Any]) -> None:
             into[key] = [*present, *value] if isinstance(present, list) and isinstance(value, list) else value
 
 
+PARSERS = (
+    ModelParsers(r"^gpt_oss", "openai_gptoss", "openai"),
+    ModelParsers(r"^qwen3_?(5|6)|^qwen4|qwen3\.[5-9]", "qwen3", "qwen3_xml"),
+    ModelParsers(r"^qwen3\S* .*coder", "", "qwen3_xml"),
+    ModelParsers(r"^qwen3(_moe|_next)? .*instruct", "", "hermes"),
+    ModelParsers(r"^qwen3(_moe|_next)? ", "qwen3", "hermes"),
+    ModelParsers(r"^qwen2 .*r1-distill", "deepseek_r1", ""),
+    ModelParsers(r"^qwen2(_moe)? ", "", "hermes"),
+    ModelParsers(r"^deepseek_v41", "deepseek_v41", "deepseek_v41"),
+    ModelParsers(r"^deepseek_v4", "deepseek_v4", "deepseek_v4"),
+    ModelParsers(r"^deepseek_v32", "deepseek_v3", "deepseek_v32"),
+    ModelParsers(r"^deepseek_v3 .*v3\.1", "deepseek_v3", "deepseek_v31"),
+    ModelParsers(r"^deepseek_v3 .*r1", "deepseek_r1", "deepseek_v3"),
+    ModelParsers(r"^deepseek_v3 .*v3(-|$)", "", "deepseek_v3"),
+    ModelParsers(r"^glm5|^glm_moe_dsa|^glm4_moe_lite|^glm4_moe .*4\.7", "glm47", "glm47"),
+    ModelParsers(r"^glm4(v|_moe|v_moe) ", "glm45", "glm45"),
+    ModelParsers(r"^minimax_m3", "minimax_m3", "minimax_m3"),
+    ModelParsers(r"^minimax_m2", "minimax_m2", "minimax_m2"),
+    ModelParsers(r"^kimi_k3", "kimi_k3", "kimi_k3"),
+    ModelParsers(r"^kimi_k2|kimi-k2", "kimi_k2", "kimi_k2"),
+    ModelParsers(r"^gemma4", "gemma4", "gemma4"),
+    ModelParsers(r"^nemotron_h\S* .*nemotron-3", "nemotron_v3", "qwen3_coder"),
+    ModelParsers(r"^mimo_v2", "mimo", "mimo"),
+    ModelParsers(r"^(mistral3?|ministral3?) .*reasoning", "mistral", "mistral"),
+    ModelParsers(r"^step3p5", "step3p5", "step3p5"),
+    ModelParsers(r"^step5", "step5", "step5"),
+    ModelParsers(r"^seed_oss", "seed_oss", "seed_oss"),
+    ModelParsers(r"^hy_v4", "hy_v4", "hy_v4"),
+    ModelParsers(r"^hy_v3", "hy_v3", "hy_v3"),
+    ModelParsers(r"^inkling", "inkling", "inkling"),
+    ModelParsers(r"^laguna", "poolside_v1", "poolside_v1"),
+    ModelParsers(r"^llama4", "", "llama4_pythonic"),
+    ModelParsers(r"^llama .*llama-3\.[1-3].*instruct", "", "llama3_json"),
+)
+"""Source: the models that each parser's docstring names, and vLLM's recipes (github.com/vllm-project/recipes)."""
+
+
 VLLM = Vllm(
     name="vllm",
     title="vLLM",
@@ -175,7 +254,31 @@ VLLM = Vllm(
         "pipeline_parallel": ("--pipeline-parallel-size", "-pp"),
         "memory_share": ("--gpu-memory-utilization",),
         "context": ("--max-model-len",),
+        "kv_type": ("--kv-cache-dtype",),
+        "reasoning_parser": ("--reasoning-parser",),
+        "tool_parser": ("--tool-call-parser",),
+        "model": ("--model",),
+        "served_name": ("--served-model-name",),
+        "host": ("--host",),
+        "port": ("--port",),
+        "revision": ("--revision",),
+        "api_key": ("--api-key",),
+        "nodes": ("--nnodes", "--node-rank", "--master-addr", "--master-port"),
     },
+    files=(
+        "--chat-template",
+        "--reasoning-parser-plugin",
+        "--tool-parser-plugin",
+        "--config",
+        "--ssl-keyfile",
+        "--ssl-certfile",
+    ),
+    programs=("vllm serve", "vllm.entrypoints.openai.api_server"),
+    images=("vllm/vllm-openai", "vllm-openai"),
+    model_parsers=PARSERS,
+    quantizations={"auto-round": "inc", "gptq": "gptq_marlin", "awq": "awq_marlin"},
+    tool_arguments=("--enable-auto-tool-choice",),
+    any_context="auto",
     parser=parser,
     parse_integer=_integer,
     types={

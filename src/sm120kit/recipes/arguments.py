@@ -2,56 +2,100 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import Any
 
+from sm120kit import recipes
 from sm120kit.core.errors import BadInput
-from sm120kit.engines import Node, parser
-from sm120kit.recipes import locate, lock_path, lockfile
-from sm120kit.recipes.configurations import Configuration
+from sm120kit.engines import Node, of_recipe, parser
+from sm120kit.recipes import load_engine, locate, lock_path, lockfile
+from sm120kit.recipes.configurations import Configuration, texts_only
 from sm120kit.recipes.schema import EngineRecipe
 
 PORT = 8000
 """The server's port in its container."""
 MODEL_DIRECTORY = "/model"
-"""Where the directory of the model is mounted in a container, read-only."""
+"""Where the directory of the model is mounted in a container, read-only; in arguments, wherever it is mounted."""
+ADDED_FILES = "/opt/sm120kit/files"
+"""Where an image has the files that its recipe adds."""
 
 
 def require_known(configuration: Configuration) -> bool:
-    """Reject a configuration whose arguments its engine's parser rejects.
-
-    Returns whether they were checked: false if there are any, and the options of the engine were not recorded.
+    """Reject a configuration whose arguments its engine's parser rejects. Returns :func:`are_known`.
 
     Raises:
-        BadInput: an argument is rejected, or needs a distribution that is not locked; the message has the reason.
+        BadInput: see :func:`problems`; the message has each.
     """
-    if missing := missing_extras(configuration):
-        engine = configuration.engine
+    if found := list(problems(configuration.model_dump(mode="json"))):
+        listed = found[0] if len(found) == 1 else "\n".join(["", *(f"  {problem}" for problem in found)])
         raise BadInput(
-            f"{configuration.name}: its arguments need {', '.join(missing)}, which the lockfile of {engine} lacks",
-            f"add it to environment.requires of the recipe and run `sm120kit recipe lock {engine}`; or omit the argument",
-        )
-    known = parser.load(configuration.engine)
-    if known and (reason := parser.rejection(known, configuration.arguments)):
-        raise BadInput(
-            f"{configuration.name}: the argument parser of {configuration.engine} rejects: {reason}",
+            f"{configuration.name}: {listed}",
             f"correct its arguments; {parser.record_path(configuration.engine)} lists all options",
         )
-    return known is not None or not configuration.arguments
+    return are_known(configuration)
 
 
-def missing_extras(configuration: Configuration) -> tuple[str, ...]:
-    """Distributions that an argument of a configuration needs and the lockfile of its engine lacks; none without a lockfile.
+def are_known(configuration: Configuration) -> bool:
+    """Whether the arguments were compared with the options of the engine: false if there are any, and these not recorded."""
+    return parser.load(configuration.engine) is not None or not configuration.arguments
+
+
+def problems(data: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the arguments in the content of a configuration's file: for the engine's parser, lockfile and image.
+
+    Nothing for content of another form, and for an engine that no recipe builds.
+
+    Raises:
+        Mismatch: the lockfile of the engine is damaged.
+    """
+    name, argv = data.get("engine"), data.get("arguments")
+    if not isinstance(name, str) or not texts_only(argv) or name not in recipes.names(EngineRecipe):
+        return
+    if missing := missing_extras(name, argv):
+        yield (
+            f"arguments need {', '.join(missing)}, which the lockfile of {name} lacks: add it to environment.requires of the"
+            f" recipe and run `sm120kit recipe lock {name}`, or omit the argument"
+        )
+    known = parser.load(name)
+    for reason in parser.rejections(known, argv) if known else ():
+        yield f"the argument parser of {name} rejects: {reason}"
+    container = data.get("container")
+    mounts = container.get("mounts") if isinstance(container, dict) else None
+    yield from _absent_files(name, argv, tuple(mounts) if isinstance(mounts, dict) else ())
+
+
+def _absent_files(name: str, argv: Sequence[str], mounts: Sequence[str]) -> Iterator[str]:
+    """Files that arguments name and the container does not have: neither the image, nor the model, nor a mount."""
+    engine, given = of_recipe(name), parser.options(name, argv)
+    for option in engine.files:
+        value = given.get(option, "")
+        path = PurePosixPath(value)
+        if not _FILE.fullmatch(value) or any(map(path.is_relative_to, (MODEL_DIRECTORY, *mounts))):
+            continue
+        added = {f"{ADDED_FILES}/{file.path}" for file in load_engine(name).files}
+        if value not in added:
+            yield f"{option} {value} is neither in the image nor mounted: mount it with container.mounts"
+
+
+_FILE = re.compile(r"[^{\n]*(/[^{\n]*|\.(jinja2?|json|py|ya?ml|txt|pem))")
+"""A value that is a path. A chat template can also be its text, or for SGLang a name."""
+
+
+def missing_extras(name: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """Distributions that an argument needs and the lockfile of an engine lacks; none without a lockfile.
 
     Raises:
         Mismatch: the lockfile is damaged.
     """
-    path = lock_path(locate(configuration.engine))
+    path = lock_path(locate(name))
     if not path.is_file():
         return ()
     locked = {wheel.name for closure in lockfile.read(path).closures for wheel in closure.wheels}
-    optional, pairs = configuration.served_by.optional, pairwise(configuration.words)
-    needed = {optional[pair] for pair in pairs if pair in optional}
-    return tuple(sorted(needed - locked))
+    optional, pairs = of_recipe(name).optional, pairwise(parser.words(name, argv))
+    return tuple(sorted({optional[pair] for pair in pairs if pair in optional} - locked))
 
 
 def serve_arguments(
@@ -65,7 +109,8 @@ def serve_arguments(
     ``model`` is the model's directory in the container, and the server listens there on ``address``.
     """
     name = configuration.model.repository
-    return configuration.served_by.serve_arguments(model, name, address, configuration.arguments, node)
+    given = [re.sub(f"^{MODEL_DIRECTORY}(?=/)", lambda _: model, argument) for argument in configuration.arguments]
+    return configuration.served_by.serve_arguments(model, name, address, given, node)
 
 
 def help_text(engine: EngineRecipe) -> str:

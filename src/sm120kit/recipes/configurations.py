@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import AliasChoices, Field, StringConstraints
 
@@ -22,35 +23,41 @@ KIND = "configurations"
 
 UNPINNED = "unpinned"
 
+DEFAULT_CACHES = ("/root/.cache/vllm", "/root/.cache/flashinfer", "/root/.triton")
+"""Directories in which engines keep what they compile (vLLM, FlashInfer, Triton)."""
+
 Text = Annotated[str, StringConstraints(min_length=1)]
+Absolute = Annotated[str, StringConstraints(pattern=r"^/[^:,]*[^:,/]$")]
+HostPath = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^:,]+$")]
 Count = Annotated[int, Field(ge=1)]
 ReproducibilityClass = Literal["pinned", "partially-pinned", "withdrawn", "not-found"]
 
 
 class Model(Strict):
-    """The checkpoint. ``revision`` is a commit of its repository, or ``unpinned`` with the reason in ``why_unpinned``.
+    """The checkpoint. ``revision`` is a commit of its repository, or ``unpinned``, for the reason ``why_unpinned``.
 
     ``gigabytes`` (10^9 bytes) is the size of its weights, None if it is not published. ``needs_mtp``: the configuration uses
     the checkpoint's own multi-token-prediction tensors for speculative decoding.
     """
 
     repository: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
-    revision: Commit | Literal["unpinned"]
+    revision: Commit | Literal["unpinned"] = "unpinned"
     why_unpinned: str = ""
-    quantization: Text
+    quantization: str = ""
     gigabytes: Annotated[float, Field(gt=0)] | None = None
-    needs_mtp: bool
+    needs_mtp: bool = False
 
 
 class Hardware(Strict):
     """The GPUs: ``gpus`` of one model, each with ``memory_gb`` (10^9 bytes). ``unified`` memory is shared with the host.
 
-    ``nodes`` is the number of machines, which have equally many of the GPUs.
+    ``nodes`` is the number of machines, which have equally many of the GPUs. Without ``memory_gb``, only the memory of present
+    GPUs is known.
     """
 
-    gpu: Text
+    gpu: Text = "SM12x GPU"
     gpus: Count
-    memory_gb: Annotated[float, Field(gt=0)]
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
     unified: bool = False
     nodes: Count = 1
 
@@ -64,14 +71,15 @@ class Container(Strict):
     """Settings of the container: shared memory in GiB, ulimits, and persistent caches (paths in the container).
 
     ``ipc_host`` uses the host's shared memory instead, and ``writable_root`` leaves the root file system writable. ``serve``
-    prints both with the reason in ``ours``.
+    prints both with the reason in ``deviations``. ``mounts`` are paths of the host by paths in the container, read-only.
     """
 
-    shm_gib: Annotated[int, Field(ge=0)]
+    shm_gib: Annotated[int, Field(ge=0)] = 16
     ipc_host: bool = False
     writable_root: bool = False
     ulimits: Annotated[dict[str, int], Field(default_factory=dict)]
-    caches: Strings = ()
+    caches: Strings = DEFAULT_CACHES
+    mounts: Annotated[dict[Absolute, HostPath], Field(default_factory=dict)]
 
 
 class Deviation(Strict):
@@ -121,28 +129,29 @@ class Reference(Strict):
 
 
 class Configuration(Strict):
-    """A file of ``recipes/configurations/``.
+    """A file of ``recipes/configurations/``, of which only ``engine``, ``model.repository`` and ``arguments`` are required.
 
-    ``engine`` is the name of an engine recipe and ``original`` what the publication ran. ``arguments`` are those of the
+    ``engine`` is the name of an engine recipe and ``original`` what a publication ran. ``arguments`` are those of the
     engine's server, ``environment`` its variables. ``host`` names checks of ``sm120kit doctor`` that must find no problem.
-    ``deviations`` and ``reference`` are those from a publication and its figures: a user's own configuration needs none.
-    Files of the first edition have the names ``ours`` and ``users`` for ``deviations`` and ``concurrency``.
+    ``deviations`` and ``reference`` are those from a publication and its figures. What is not stated follows from the
+    arguments: numbers of GPUs, and speculation. Files of the first edition have the names ``ours`` and ``users`` for
+    ``deviations`` and ``concurrency``.
     """
 
-    edition: Literal[1]
+    edition: Literal[1] = 1
     name: Name
-    summary: Text
+    summary: str = ""
     engine: Name
-    original: Text
+    original: str = ""
     model: Model
     hardware: Hardware
-    tensor_parallel: Count
+    tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
     expert_parallel: Count = 1
     speculation: Speculation | None = None
     arguments: Strings
     environment: Annotated[dict[str, str], Field(default_factory=dict)]
-    container: Container
+    container: Annotated[Container, Field(default_factory=lambda: Container.model_validate({}))]
     host: Strings = ()
     deviations: Annotated[tuple[Deviation, ...], Field(strict=False, validation_alias=AliasChoices("deviations", "ours"))] = ()
     known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
@@ -181,8 +190,14 @@ def _is_path(name: str) -> bool:
     return name.endswith(".toml") or "/" in name
 
 
-def load(name: str) -> Configuration:
+Problems = Callable[[dict[str, Any]], Iterable[str]]
+"""Finds problems in the content of a configuration's file, which may be malformed."""
+
+
+def load(name: str, also: Problems = lambda data: ()) -> Configuration:
     """Load a configuration by its name, or by the path of a file: with a ``/``, or ending in ``.toml``.
+
+    ``also`` finds problems that are reported with those of form.
 
     Raises:
         NotFound: no such configuration or file.
@@ -200,7 +215,40 @@ def load(name: str) -> Configuration:
         )
     data = read_toml(path, "see the files in recipes/configurations for examples")
     hint = "correct the file and run `sm120kit config check` again"
-    return validate(Configuration, data, path, hint, _contradictions(data, path.stem))
+    data = completed(data, path.stem)
+    return validate(Configuration, data, path, hint, [*_contradictions(data, path.stem), *also(data)])
+
+
+def completed(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """The content of a configuration's file with what its arguments decide and it does not state."""
+    recipe, arguments = str(data.get("engine")), data.get("arguments")
+    options = parser.options(recipe, arguments) if texts_only(arguments) else {}
+    engine = engines.find_of_recipe(recipe)
+    sizes = {field: size for field in SIZES if (size := _size(engine, options, field)) > 1}
+    speculation = engine.speculation(options) if engine else None
+    whole: dict[str, Any] = {"name": name, **sizes, **data}
+    counts = [whole.get(field, 1) for field in SIZES]
+    hardware = data.get("hardware", {})
+    if isinstance(hardware, dict) and all(isinstance(count, int) for count in counts):
+        whole["hardware"] = {"gpus": counts[0] * counts[1]} | hardware
+    if speculation and isinstance(model := data.get("model"), dict):
+        method, drafts, mtp = speculation
+        whole = {"speculation": {"method": method, "draft_tokens": drafts}} | whole
+        whole["model"] = {"needs_mtp": mtp, **model}
+    return whole
+
+
+SIZES = ("tensor_parallel", "pipeline_parallel")
+
+
+def texts_only(value: object) -> TypeGuard[list[str]]:
+    """Whether a value of TOML is a list of texts."""
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _size(engine: engines.Engine | None, options: Mapping[str, str], field: str) -> int:
+    names = engine.options.get(field, ()) if engine else ()
+    return next((int(options[name]) for name in names if re.fullmatch("[1-9][0-9]{0,3}", options.get(name, ""))), 1)
 
 
 def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
@@ -209,10 +257,7 @@ def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
         yield f"name: {data['name']!r} is not the file's name {stem!r}"
     model = data.get("model")
     if isinstance(model, dict):
-        pinned = model.get("revision") != UNPINNED
-        if not pinned and not model.get("why_unpinned"):
-            yield "model.why_unpinned: missing; give the reason why no revision is pinned"
-        if pinned and model.get("why_unpinned"):
+        if model.get("revision", UNPINNED) != UNPINNED and model.get("why_unpinned"):
             yield "model.why_unpinned: set, but a revision is pinned"
         if model.get("needs_mtp") is True and "speculation" not in data:
             yield "model.needs_mtp: true, but there is no speculation"
@@ -231,7 +276,7 @@ def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
 def _contradicting_arguments(data: dict[str, Any]) -> Iterator[str]:
     """Contradictions between the number of GPUs and the arguments, by which the engine divides the model."""
     arguments = data.get("arguments")
-    if not isinstance(arguments, list) or not all(isinstance(argument, str) for argument in arguments):
+    if not texts_only(arguments):
         return
     recipe = str(data.get("engine"))
     engine, words = engines.find_of_recipe(recipe), parser.words(recipe, arguments)

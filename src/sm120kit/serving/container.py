@@ -163,6 +163,7 @@ def make_service(
         with disk_errors(source):
             source.mkdir(exist_ok=True)
             source.chmod(0o777)  # the container's user differs from this one; the parent directory is closed to everybody else
+    mounts += _given_mounts(configuration, planned=planned)
     # The entrypoint adds the compiled kernels of b12x to its cache, which is a mount.
     program = entrypoint(engine.serve) if engine.b12x else engine.serve
     scratch = (Scratch("/tmp", TEMPORARY_GIB), Scratch(home, HOME_GIB))
@@ -189,6 +190,18 @@ def make_service(
         user=image.user if re.fullmatch(r"[0-9]+(:[0-9]+)?", image.user) else "",
         api_key=engine.served_by.api_key,
     )
+
+
+def _given_mounts(configuration: Configuration, *, planned: bool) -> list[Mount]:
+    """The mounts that a configuration states.
+
+    Raises:
+        NotFound: the host does not have the file or directory.
+    """
+    mounts = [Mount(Path(path).expanduser(), target, True) for target, path in configuration.container.mounts.items()]
+    if absent := [mount.source for mount in mounts if not planned and not mount.source.exists()]:
+        raise NotFound(f"{configuration.name}: container.mounts: {absent[0]} does not exist", "correct it in the configuration")
+    return mounts
 
 
 def api_key(configuration: Configuration) -> str:
@@ -223,7 +236,8 @@ def risks(configuration: Configuration) -> tuple[str, ...]:
 
 def _reason(configuration: Configuration, flag: str) -> str:
     return next(
-        (entry.reason for entry in configuration.deviations if flag in entry.field), f"as published ({configuration.original})"
+        (entry.reason for entry in configuration.deviations if flag in entry.field),
+        f"as published ({configuration.original})" if configuration.original else "the configuration's arguments",
     )
 
 

@@ -167,7 +167,7 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
     ]
     assumed = planned and root == HOST and len(devices) < hardware.gpus_per_node
     if assumed:
-        memory = int(hardware.memory_gb * 1e9)
+        memory = int(hardware.memory_gb * 1e9) if hardware.memory_gb else None
         devices = [Device(number, hardware.gpu, memory) for number in numbers or range(hardware.gpus_per_node)]
     if numbers:
         devices = list(serving.choose_gpus(configuration, devices, numbers))

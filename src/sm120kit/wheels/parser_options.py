@@ -61,6 +61,7 @@ def record(target: EngineTarget, lines: Mapping[str, Sequence[str]]) -> tuple[st
     given = {"parser": inspect.getsource(engine.parser), "lines": {**lines, CONTROL: control}}
     with workspace.scratch() as scratch:
         wheels = unpack_engine(target, scratch / "engine")
+        models = engine.model_names(scratch / "engine")
         light = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if is_light(wheel.name)]
         with reporting.step(f"installing what the argument parser of {target.recipe.name} imports"):
             python = environment(scratch, light, workspace, target.options.origin)
@@ -79,7 +80,8 @@ def record(target: EngineTarget, lines: Mapping[str, Sequence[str]]) -> tuple[st
             f"the engine has another parser than that of sm120kit.engines.{engine.name}",
         )
     wheel = wheels[engine.name]
-    text = record_text(target.recipe.name, {"filename": wheel.filename, "sha256": wheel.sha256}, parsed)
+    found = parsed | {"models": models}
+    text = record_text(target.recipe.name, {"filename": wheel.filename, "sha256": wheel.sha256}, found)
     return text, parsed["answers"]
 
 
@@ -118,11 +120,11 @@ def with_answers(text: str, former: str) -> str:
     record, before = json.loads(text), json.loads(former)
     if (before["wheel"], before["options"]) != (record["wheel"], record["options"]):
         return text
-    return record_text(record["recipe"], record["wheel"], {"options": record["options"], "answers": before["answers"]})
+    return record_text(record["recipe"], record["wheel"], record | {"answers": before["answers"]})
 
 
 def record_text(name: str, wheel: Mapping[str, str], parsed: Mapping[str, Any]) -> str:
-    """The text of a record: each option and each answer on its own line."""
+    """The text of a record: each option, each answer and each kind of names of models on its own line."""
 
     def rows(values: list[str]) -> str:
         return ",\n".join(f"  {value}" for value in values)
@@ -130,4 +132,7 @@ def record_text(name: str, wheel: Mapping[str, str], parsed: Mapping[str, Any]) 
     options = rows([json.dumps(option) for option in sorted(parsed["options"], key=lambda option: option["names"])])
     answers = rows([f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(parsed["answers"].items())])
     head = f'"format": {FORMAT},\n"recipe": {json.dumps(name)},\n"wheel": {json.dumps(wheel)}'
-    return f'{{\n{head},\n"answers": {{\n{answers}\n}},\n"options": [\n{options}\n]\n}}\n'
+    listed = parsed.get("models") or {}
+    models = rows([f"{json.dumps(kind)}: {json.dumps(names)}" for kind, names in sorted(listed.items())])
+    last = f',\n"models": {{\n{models}\n}}' if listed else ""
+    return f'{{\n{head},\n"answers": {{\n{answers}\n}},\n"options": [\n{options}\n]{last}\n}}\n'

@@ -122,6 +122,8 @@ def _gpus(host: Host, configuration: Configuration) -> Diagnosis:
 
 def _memory(host: Host, configuration: Configuration) -> Diagnosis:
     hardware = configuration.hardware
+    if hardware.memory_gb is None:
+        return not_applicable("the configuration states no size")
     required = hardware.memory_gb * 1e9 * (UNIFIED_SHARE if hardware.unified else 1)
     sizes = [(gpu.bus, memory_bytes(host, gpu)) for _, gpu in suitable(host, configuration)]
     known = [(bus, size) for bus, size in sizes if size is not None]
