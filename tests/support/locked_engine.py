@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from patch_series import BASE, KERNEL, PatchDirectory, patch_text
@@ -11,6 +12,7 @@ from sm120kit import recipes
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
 from sm120kit.patches.local import read_local
+from sm120kit.patches.mails import ForeignPatch
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.lockfile.verify import current_lock
 from sm120kit.recipes.target import EngineTarget, resolve, with_local
@@ -65,8 +67,19 @@ class Site:
         file.write_bytes(self.patches.edit(path, line, text or f"{name}\n", given, ""))
         return file
 
+    def add_to_wheels(self, name: str) -> None:
+        """Add a file to the packages of both wheels, and lock them again."""
+        encoded = {path: text.encode() for path, text in FILES.items()}
+        added = {project: {f"{project}/{name}": KERNEL.encode()} for project in ("vllm", "b12x")}
+        make_wheel(self.mirror, "b12x", "1.0", files={MOE: KERNEL.encode()} | added["b12x"])
+        make_wheel(self.mirror, "vllm", "7.0", "cp38-abi3-linux_x86_64", files=encoded | added["vllm"])
+        self.lock()
+
     def target(self, *paths: Path) -> EngineTarget:
-        target = with_local(resolve("vllm-7.0", self.options), read_local(paths)).engine
+        return self.target_of(read_local(paths, self.options.origin))
+
+    def target_of(self, patches: Sequence[ForeignPatch]) -> EngineTarget:
+        target = with_local(resolve("vllm-7.0", self.options), patches).engine
         assert target is not None
         return target
 

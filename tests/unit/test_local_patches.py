@@ -14,9 +14,8 @@ from pathlib import Path
 
 import layout_images
 import pytest
-from locked_engine import FILES, HEADER, LAYERS, MOE, Site
+from locked_engine import HEADER, LAYERS, MOE, Site
 from patch_series import BASE, KERNEL, LAUNCHER, changed, patch_text
-from small_engine import make_wheel
 from typer.testing import CliRunner
 
 from sm120kit.bench.bench_environment import served_from
@@ -32,6 +31,7 @@ from sm120kit.images.publication import PublishOptions
 from sm120kit.patches.local import read_local
 from sm120kit.serving.resolve import _local_image
 from sm120kit.serving.supervise import Run
+from sm120kit.sources.origin import DEFAULT
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels import image_wheels
 from sm120kit.wheels.build_records import BuildRequest, Stage
@@ -185,11 +185,7 @@ def test_patch_that_conflicts_with_the_series_is_refused(site: Site) -> None:
 
 
 def test_file_that_fits_two_projects_is_refused(site: Site) -> None:
-    files = {f"{project}/same.py": KERNEL.encode() for project in ("vllm", "b12x")}
-    make_wheel(site.mirror, "b12x", "1.0", files={MOE: KERNEL.encode(), "b12x/same.py": files["b12x/same.py"]})
-    encoded = {name: text.encode() for name, text in FILES.items()}
-    make_wheel(site.mirror, "vllm", "7.0", "cp38-abi3-linux_x86_64", files={**encoded, "vllm/same.py": KERNEL.encode()})
-    site.lock()
+    site.add_to_wheels("same.py")
     with pytest.raises(BadInput, match="vllm and b12x"):
         site.target(site.diff("mine.diff", "same.py", 4))
 
@@ -210,9 +206,9 @@ def test_directory_is_read_in_the_order_of_its_series_or_by_name(tmp_path: Path,
     for name in ("b.patch", "a.diff"):
         (directory / name).write_bytes(site.diff(name, LAYERS, 3 if name == "a.diff" else 20).read_bytes())
     (directory / "README").write_text("--- a/x\n")
-    assert [patch.file.name for patch in read_local([directory])] == ["a.diff", "b.patch"]
+    assert [patch.file.name for patch in read_local([directory], DEFAULT)] == ["a.diff", "b.patch"]
     (directory / "series").write_text("# mine\nb\na.diff -p1\n")
-    assert [patch.file.name for patch in read_local([directory])] == ["b.patch", "a.diff"]
+    assert [patch.file.name for patch in read_local([directory], DEFAULT)] == ["b.patch", "a.diff"]
 
 
 def test_command_plans_local_patches_and_refuses_them_for_kernels(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +306,7 @@ from sm120kit.wheels.overlay import build_overlay
 
 options = Options(Workspace.open(Path(sys.argv[1])), Origin(sys.argv[2], offline=True))
 print("started", flush=True)
-target = with_local(resolve("vllm-7.0", options), read_local([Path(sys.argv[3])]))
+target = with_local(resolve("vllm-7.0", options), read_local([Path(sys.argv[3])], options.origin))
 print(build_overlay(target, target.engine_tree).artifacts.wheel.sha256)
 """
 

@@ -21,7 +21,7 @@ from sm120kit.patches.local import read_local
 from sm120kit.recipes import lockfile
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.recipe_records import Lock
-from sm120kit.sources.origin import Origin
+from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
 
@@ -214,7 +214,7 @@ def test_no_patch_is_applied_to_a_wheel_as_released(locked: str, site: Site, run
     assert ("other-7.0", "vllm/seven", "applies") in states(run("status", "other-7.0", "--json"))
     mine = tmp_path / "mine.diff"
     mine.write_bytes(site.patches.edit("vllm/layers.py", 20, "mine\n", {"vllm/layers.py": KERNEL}, ""))
-    built = targets.with_local(target, read_local([mine])).engine
+    built = targets.with_local(target, read_local([mine], DEFAULT)).engine
     assert built and (tree := built.engine_tree)
     assert [len(tree.patches), len(tree.local)] == [0, 1]
 

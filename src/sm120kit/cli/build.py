@@ -102,7 +102,7 @@ def build(
 
     request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
     options = cache.used_by(sources.run_options(limits))
-    target = pipeline.resolve(engine, options, read_local(steps.patch or ()))
+    target = pipeline.resolve(engine, options, read_local(steps.patch or (), options.origin))
     delivered = target.engine if not steps.to and not steps.dry_run else None
     _require_applicable(kernels, steps, base, engine=target.engine is not None, delivers=delivered is not None)
     pipeline.require_machine(target, request)
@@ -162,7 +162,7 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
     from sm120kit.wheels import image_wheels
     from sm120kit.wheels.build_records import BuildRequest
 
-    local = read_local(patches)
+    local = read_local(patches, options.origin)
     target = with_local(resolve(recipe, options), local).engine
     assert target is not None
     base = delivery.prepare("", target.recipe, target.closure, options)

@@ -232,7 +232,9 @@ PatchedProject = Annotated[
 LocalPatches = Annotated[
     list[Path] | None,
     typer.Option(
-        "--patch", metavar="FILE|DIR", help="Also apply this diff to the project with its files, in no series; repeatable."
+        "--patch",
+        metavar="FILE|DIR|OWNER/PROJECT#N",
+        help="Also apply this diff or pull request to the project with its files, in no series; repeatable.",
     ),
 ]
 SourceRecipeName = Annotated[

@@ -48,13 +48,18 @@ class ImportOptions:
 
 
 def import_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A diff, mail or mailbox, or a commit of --repository.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A diff, mail or mailbox; a pull request, owner/project#123; or a commit of --repository."
+        ),
+    ],
     *,
     target: ImportOptions,
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Make patch files of a diff, mail or commit.
+    """Make patch files of a diff, mail, commit or pull request.
 
     What `git apply` takes is applied to the recipe's patched source and appended to the series of its project, for that
     version; of a mailbox, every patch or none. Tests and documentation that the source does not have are left out. Missing
@@ -63,13 +68,16 @@ def import_(
 
     from sm120kit import patches
     from sm120kit.patches.checkout import PATCHES
-    from sm120kit.recipes.target import resolve_source
+    from sm120kit.patches.local import read_source
+    from sm120kit.recipes.target import resolve, source_with
 
-    root = writable_data_root() / PATCHES
-    foreign = [patches.read_commit(target.repository, source)] if target.repository else patches.read_diffs(Path(source))
-    tree = resolve_source(target.recipe, sources.run_options(), target.project).tree
+    root, options = writable_data_root() / PATCHES, sources.run_options()
+    where = target.repository
+    read = (patches.read_commit(where, source),) if where else read_source(Path(source), options.origin)
+    foreign = patches.of_the_source(read)
     place = patches.ImportTarget(target.project, target.name, target.strip, target.directory)
-    imported = patches.import_patches(foreign, tree, place, root)
+    found = source_with(resolve(target.recipe, options), foreign[0], place)
+    imported = patches.import_patches(foreign, found.tree, place, root)
     if json:
         console.json_data([asdict(each) for each in imported])
         return

@@ -5,7 +5,7 @@ from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
 from sm120kit.patches.edits import edit, export_edits
 from sm120kit.patches.files import dependents, drop, find, mentions, rename
-from sm120kit.patches.foreign import ImportTarget, import_patches
+from sm120kit.patches.foreign import ImportTarget, import_patches, of_the_source
 from sm120kit.patches.format import Patch, normal_form, read_foreign
 from sm120kit.patches.mails import read_commit, read_diffs
 from sm120kit.patches.materialise import index_file, materialise
@@ -34,6 +34,7 @@ __all__ = [
     "materialise",
     "mentions",
     "normal_form",
+    "of_the_source",
     "origin",
     "projects",
     "projects_in_tree",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
+from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import write_together
 from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
@@ -94,7 +95,7 @@ def import_patches(
             f"{foreign[0].file} contains {len(foreign)} patches", "leave out --name: each is named after its subject"
         )
     above, written, imported = tree.tree, dict[Path, bytes | None](), list[Imported]()
-    for each in foreign:
+    for each in of_the_source(foreign):
         patch, left_out, above = _import(each, tree, above, target)
         if built_in_below(root):
             patch = replace(patch, content=normal_form(with_defaults(patch)))
@@ -127,7 +128,7 @@ def require_free(root: Path, project: str, slug: str) -> None:
 def _import(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> tuple[Patch, tuple[str, ...], str]:
     """A patch of the tree ``above``, the files that are left out, and the tree that it gives."""
     own = foreign.message
-    place = place_of(foreign, tree, above, target)
+    place = guessed_place(foreign, tree, above, target)
     project = place.project
     slug = target.slug or own.slug or slug_of(foreign.file.stem)
     if problem := slug_problem(slug):
@@ -266,6 +267,38 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[l
     summary = repository.git(*arguments, "--summary", "-", stdin=foreign.diff).stdout
     renamed = ("/".join(name.split("/")[max(strip - 1, 0) :]) for name in _RENAMED.findall(foreign.diff.decode("latin-1")))
     return paths, {*_CREATED.findall(summary), *renamed}
+
+
+def of_the_source(foreign: Sequence[ForeignPatch]) -> list[ForeignPatch]:
+    """Those of several patches that are not of tests and documentation alone, which are left out; a single one stays."""
+    kept = [patch for patch in foreign if not _beside(patch)] or list(foreign)
+    for patch in foreign:
+        if patch not in kept:
+            reporting.info(f"left out {patch.message.subject or patch.file}: it changes only tests and documentation")
+    return kept
+
+
+def _beside(foreign: ForeignPatch) -> bool:
+    named = re.findall(rb"^(?:---|\+\+\+) [^\s/]+/([^\t\n]*)", foreign.diff, re.MULTILINE)
+    return bool(named) and all(BESIDE & {*PurePosixPath(path.decode(errors="replace")).parts[:-1]} for path in named)
+
+
+def guessed_place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> Place:
+    """Where the files of a diff are, see :func:`place_of`; without options, also where the directory of a package differs.
+
+    Paths may be relative to the package, or have the directory of the package in the project's repository above them:
+    ``python/sglang/...``.
+    """
+    if target.strip is not None or target.directory:
+        return place_of(foreign, tree, above, target)
+    guesses = (target, replace(target, directory=tree.checkout.pin.project), replace(target, strip=2))
+    problems = []
+    for guess in guesses:
+        try:
+            return place_of(foreign, tree, above, guess)
+        except BadInput as error:
+            problems.append(error)
+    raise problems[0]
 
 
 def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> Place:

@@ -14,29 +14,42 @@ from pathlib import Path
 from sm120kit.core.errors import BadInput
 from sm120kit.patches.apply import REFS
 from sm120kit.patches.export import slug_of
-from sm120kit.patches.foreign import ImportTarget, Place, applied_tree, place_of
-from sm120kit.patches.mails import ForeignPatch, read_diffs
+from sm120kit.patches.foreign import ImportTarget, Place, applied_tree, guessed_place, of_the_source
+from sm120kit.patches.mails import ForeignPatch, read_diffs, split_diffs
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
+from sm120kit.patches.pulls import fetch_pull_request, find_pull_request
 from sm120kit.sources.git import Repository
-from sm120kit.sources.source_records import WheelPin
+from sm120kit.sources.origin import Origin
 
 MAX_FILES = 200
 """Limit for the patch files of one build."""
 
 
-def read_local(paths: Sequence[Path]) -> tuple[ForeignPatch, ...]:
-    """Read the patches in files and directories, the first to be applied first.
+def read_source(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
+    """Read the patches of a file, or of a pull request ``owner/project#123`` if there is no such file.
+
+    Raises:
+        BadInput: see :func:`sm120kit.patches.mails.read_diffs`.
+        FetchFailed, OfflineMiss: see :func:`sm120kit.patches.pulls.fetch_pull_request`.
+    """
+    pull = None if path.exists() else find_pull_request(str(path))
+    return split_diffs(fetch_pull_request(pull, origin), pull.file) if pull else read_diffs(path)
+
+
+def read_local(paths: Sequence[Path], origin: Origin) -> tuple[ForeignPatch, ...]:
+    """Read the patches in files, directories and pull requests, the first to be applied first.
 
     Of a directory, these are the files of its ``series``, or else ``*.patch`` and ``*.diff`` by name.
 
     Raises:
         BadInput: a file cannot be read or has no diff, a directory has no patch, there are too many, or two are equal.
+        FetchFailed, OfflineMiss: a pull request cannot be fetched.
     """
     files = [file for path in paths for file in (_listed(path) if path.is_dir() else (path,))]
     if len(files) > MAX_FILES:
         raise BadInput(f"{len(files)} patch files; at most {MAX_FILES} are applied", "name fewer with --patch")
     found: dict[bytes, ForeignPatch] = {}
-    for patch in (patch for file in files for patch in read_diffs(file)):
+    for patch in (patch for file in files for patch in read_source(file, origin)):
         if (first := found.setdefault(patch.diff, patch)) is not patch:
             raise BadInput(f"{patch.file} has the same diff as {first.file}", "name each patch once")
     return tuple(found.values())
@@ -63,24 +76,27 @@ def apply_local(patches: Sequence[ForeignPatch], trees: Sequence[PatchedTree]) -
         PatchConflict: it does not apply.
     """
     above = list(trees)
-    for patch in patches:
-        number, place = _owner(patch, above)
+    for patch in of_the_source(patches):
+        number, place = owner(patch, above)
         above[number] = _applied(patch, above[number], place)
     for tree in (tree for tree in above if tree.local):
         Repository(tree.checkout.repository).set_ref(f"{REFS}/{tree.commit}", tree.commit)
     return tuple(above)
 
 
-def _owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place]:
-    """The number of the tree that has the files of a patch, and where they are there."""
+def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place]:
+    """The number of the tree that has the files of a patch, and where they are there.
+
+    Raises:
+        BadInput: no tree has them, or several have.
+    """
     places: dict[int, Place] = {}
     problems: list[str] = []
     for number, tree in enumerate(trees):
-        found = _place(patch, tree)
-        if isinstance(found, Place):
-            places[number] = found
-        else:
-            problems += [tree.checkout.pin.project + ":", *found.message.splitlines()[1:]]
+        try:
+            places[number] = guessed_place(patch, tree, tree.tree, ImportTarget())
+        except BadInput as error:
+            problems += [tree.checkout.pin.project + ":", *error.message.splitlines()[1:]]
     if len(places) == 1:
         return next(iter(places.items()))
     if places:
@@ -90,24 +106,6 @@ def _owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Plac
         "\n".join([f"{patch.file} is for no project of this recipe", *problems]),
         "of an engine, Python files of its wheel can be patched; split a patch of several projects",
     )
-
-
-def _place(patch: ForeignPatch, tree: PatchedTree) -> Place | BadInput:
-    """Where the files of a patch are in a tree, or why they are not.
-
-    Beside the paths in the source, those of a wheel may be relative to its package, or have the directory of the package in
-    the project's repository above them: ``python/sglang/...``.
-    """
-    targets = [ImportTarget()]
-    if isinstance(pin := tree.checkout.pin, WheelPin):
-        targets += [ImportTarget(directory=pin.project), ImportTarget(strip=2)]
-    problems = []
-    for target in targets:
-        try:
-            return place_of(patch, tree, tree.tree, target)
-        except BadInput as error:
-            problems.append(error)
-    return problems[0]
 
 
 def _applied(patch: ForeignPatch, tree: PatchedTree, place: Place) -> PatchedTree:

@@ -47,9 +47,13 @@ def read_diffs(file: Path) -> tuple[ForeignPatch, ...]:
         BadInput: the file cannot be read, contains no diff, or more than ``MAX_PATCHES``.
     """
     try:
-        content = read_input(file)
+        return split_diffs(read_input(file), file)
     except OSError as error:
         raise BadInput(f"{file} cannot be read: {error.strerror}", "name a file, or a commit with --repository") from error
+
+
+def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
+    """The patches in the content of a file. See :func:`read_diffs`."""
     parts = list(_split(content))
     if len(parts) > MAX_PATCHES:
         raise BadInput(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")

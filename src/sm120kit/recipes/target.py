@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from sm120kit import recipes, sources
 from sm120kit.core.data_roots import top_root
-from sm120kit.core.errors import Mismatch, NotFound
+from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.patches.checkout import OVERRIDES, PATCHES, fetch_patched, has_series, series_files, series_of
 from sm120kit.patches.drift import status, status_without_source
+from sm120kit.patches.foreign import ImportTarget, place_of
 from sm120kit.patches.format import Patch
-from sm120kit.patches.local import apply_local
+from sm120kit.patches.local import apply_local, owner
 from sm120kit.patches.mails import ForeignPatch
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree, PatchStatus, TreeProject, projects_in_tree
 from sm120kit.recipes import lockfile
@@ -423,6 +424,24 @@ def require_source(target: Target, project: str = "") -> PatchSource:
         )
     every = ", ".join(part.project for source in target.sources for part in source.projects)
     raise NotFound(f"{name} has no source of {project}", f"it has sources of {every}")
+
+
+def source_with(target: Target, patch: ForeignPatch, place: ImportTarget) -> PatchSource:
+    """The source of a recipe that has the files of a patch: that of ``place.project``, or the first one in which they are.
+
+    Raises:
+        BadInput: the files are those of no source, or of several.
+        NotFound, Mismatch: see :func:`require_source`.
+    """
+    first = require_source(target, place.project)
+    if place.project or place.directory or place.strip is not None:
+        return first
+    try:
+        place_of(patch, first.tree, first.tree.tree, place)
+        return first
+    except BadInput:
+        sources = [*target.sources, *([target.flashinfer.source] if target.engine else [])]
+        return sources[owner(patch, [source.tree for source in sources])[0]]
 
 
 def resolve_each(names: Iterable[str], options: Options) -> Iterator[Target]:

@@ -14,6 +14,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.patches.local import read_local
 from sm120kit.recipes.target import EngineTarget, resolve, with_local
 from sm120kit.sources.git import Repository
+from sm120kit.sources.origin import DEFAULT
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels.overlay import build_overlay
 
@@ -44,7 +45,7 @@ def test_python_of_the_official_wheel_is_patched(options: Options, tmp_path: Pat
     for text in ("first", "second"):
         file = tmp_path / f"{text}.patch"
         file.write_bytes(patch_of(target, f"{text} {tmp_path.name} {time.time()}"))
-        patched = with_local(target, read_local([file])).engine
+        patched = with_local(target, read_local([file], DEFAULT)).engine
         began = cpu_seconds()
         repacked = build_overlay(patched, patched.engine_tree) if patched else None
         seconds = cpu_seconds() - began
