@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _BY_HAND = "apply it by hand in a directory of `sm120kit patch edit`, commit, and use `sm120kit patch export`"
 _OPTIONS = "--project names the project, --strip N and --directory DIR change the paths, --recipe chooses the version"
+_CHANGED = re.compile(rb"^--- (?!/dev/null)", re.MULTILINE)
 _CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
 _RENAMED = re.compile(r"^rename to (.*)$", re.MULTILINE)
 
@@ -287,9 +288,9 @@ def guessed_place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: 
     """Where the files of a diff are, see :func:`place_of`; without options, also where the directory of a package differs.
 
     Paths may be relative to the package, or have the directory of the package in the project's repository above them:
-    ``python/sglang/...``.
+    ``python/sglang/...``. That new files could be there is no reason to put them there.
     """
-    if target.strip is not None or target.directory:
+    if target.strip is not None or target.directory or not _CHANGED.search(foreign.diff):
         return place_of(foreign, tree, above, target)
     guesses = (target, replace(target, directory=tree.checkout.pin.project), replace(target, strip=2))
     problems = []
