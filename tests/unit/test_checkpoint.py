@@ -13,44 +13,9 @@ from model_folders import HYBRID, MTP, NVFP4, Shapes, folder, shard
 
 from sm120kit.core.errors import BadInput, NotFound, Sm120kitError
 from sm120kit.serving import checkpoint
-from sm120kit.serving.kv_layout import Attention
+from sm120kit.serving.kv_cache import Split, Vectors
 
 PLAIN: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256}
-BLOCKS = [{"attention": {"n_heads_in_group": 2, "no_op": False, "window_length": None}}] * 2 + [
-    {"attention": {"no_op": True}},
-    {"attention": {"replace_with_linear": True}},
-]
-IRREGULAR: dict[str, Any] = {
-    "attention_window_size": 2048,
-    "attn_config": {"kv_n_heads": 2},
-    "attn_layer_indices": [1, 3],
-    "attn_layer_period": 8,
-    "attention_other_setting": {"attention_type": "sliding_attention"},
-    "block_types": ["recurrent", "recurrent", "attention"],
-    "cla_share_factor": 2,
-    "compress_ratios": [0, 4, 4, 0],
-    "cross_attention_layers": [3],
-    "full_attn_idxs": [2],
-    "global_attn_every_n_layers": 3,
-    "global_head_dim": 512,
-    "head_dim": [64, 64, 32, 32],
-    "hybrid_layer_pattern": [0, 1, 1, 0],
-    "hybrid_layer_ids": [1],
-    "index_topk": 2048,
-    "layer_group_size": 8,
-    "linear_attn_config": {"full_attn_layers": [4]},
-    "mamba_d_state": 16,
-    "multi_query": True,
-    "num_attention_groups": 8,
-    "num_key_value_heads": [2, 2, 1, 1],
-    "num_key_value_heads_per_layer": [2, 2, 1, 1],
-    "num_kv_shared_layers": 2,
-    "sliding_window_pattern": 6,
-    "some_sizes": [1, 2, 3, 4],
-    "swa_num_key_value_heads": 8,
-    "v_head_dim": 16,
-}
-"""Keys by which the layers of published models differ, and one that no model has."""
 LAST = "model-00002-of-00002.safetensors"
 
 
@@ -68,8 +33,8 @@ def test_facts_of_a_hybrid_nvfp4_checkpoint(tmp_path: Path) -> None:
     assert facts.weight_bytes == sum(facts.bytes_by_dtype.values())
     assert facts.bf16 == tuple(sorted(name for name, (dtype, _) in {**NVFP4, **MTP}.items() if dtype == "BF16"))
     assert facts.mtp == ("mtp.fc.weight", "mtp.layers.0.mlp.gate_proj.weight") and facts.mtp_layers == 1
-    assert facts.attention == Attention(layers=1, kv_heads=2, head_dim=32)
-    assert [facts.attention.elements(gpus) for gpus in (1, 2, 4)] == [128, 64, 64]
+    assert facts.kv_cache and facts.kv_cache.vectors == ((Vectors(2, 64), 1),)
+    assert [facts.kv_cache.token_bytes(1, Split(gpus)) for gpus in (1, 2, 4)] == [128, 64, 64]
 
 
 def test_mtp_is_detected_from_tensors_not_config(tmp_path: Path) -> None:
@@ -157,60 +122,6 @@ def test_quantisation_from_hf_quant_config(tmp_path: Path) -> None:
     (folder(tmp_path, PLAIN, NVFP4) / "hf_quant_config.json").write_text(json.dumps(own))
     facts = checkpoint.read(tmp_path)
     assert (facts.quantization, facts.claimed_vector_size, facts.kv_quantization) == ("NVFP4", 16, "fp8")
-
-
-@pytest.mark.parametrize(
-    ("config", "elements", "why"),
-    [
-        (PLAIN, 2 * 4 * 2 * 32, ""),
-        (PLAIN | {"kv_lora_rank": 512}, None, "MLA"),
-        (PLAIN | {"layer_types": ["full_attention", "sliding_attention"] * 2}, None, "sliding_attention"),
-        (PLAIN | {"sliding_window": 4096}, None, "sliding"),
-        (PLAIN | {"sliding_window": 4096, "use_sliding_window": False}, 512, ""),
-        (PLAIN | {"sliding_window": 4096, "layer_types": ["full_attention"] * 4, "use_sliding_window": False}, 512, ""),
-        ({"num_hidden_layers": 4}, None, "heads"),
-        (PLAIN | {"num_key_value_heads": None}, None, "num_key_value_heads"),
-        (PLAIN | {"hidden_size": 257}, None, "head_dim"),
-        (PLAIN | {"head_dim": 64, "attention_head_dim": 32}, None, "head_dim"),
-        (PLAIN | {"hybrid_override_pattern": "M*E-"}, 128, ""),
-        (PLAIN | {"hybrid_override_pattern": "M*E-", "mamba_num_heads": 4, "ssm_state_size": 8, "chunk_size": 8}, 128, ""),
-        (PLAIN | {"hybrid_override_pattern": "M*E"}, None, "hybrid_override_pattern"),
-        (PLAIN | {"hybrid_override_pattern": "M*EW"}, None, "W (hybrid_override_pattern)"),
-        (PLAIN | {"layers_block_type": ["mamba", "attention", "moe", "attention"]}, 256, ""),
-        (PLAIN | {"layers_block_type": ["mamba", "hybrid", "mamba", "mamba"]}, None, "hybrid"),
-        (PLAIN | {"hybrid_override_pattern": "M*EM", "layers_block_type": ["mamba"] * 4}, None, "contradict"),
-        (PLAIN | {"layer_types": ["conv", "full_attention", "mamba", "attention"], "conv_L_cache": 3}, 256, ""),
-        (PLAIN | {"attn_type_list": [1, 0, 1, 1]}, 384, ""),
-        (PLAIN | {"full_attention_interval": 2, "linear_num_key_heads": 4}, 256, ""),
-        (PLAIN | {"full_attention_interval": 2, "layer_types": ["linear_attention", "full_attention"] * 2}, 256, ""),
-        (PLAIN | {"full_attention_interval": 4, "layer_types": ["full_attention"] * 4}, None, "contradict"),
-        (PLAIN | {"block_configs": BLOCKS, "num_key_value_heads": None}, 2 * 2 * 4 * 32, ""),
-        (PLAIN | {"block_configs": BLOCKS[:3]}, None, "block_configs"),
-        (PLAIN | {"block_configs": [*BLOCKS[:3], {"attention": {"n_heads_in_group": 4}}]}, None, "numbers of KV heads"),
-        (
-            PLAIN | {"block_configs": [*BLOCKS[:3], {"attention": {"n_heads_in_group": 2, "window_length": 9}}]},
-            None,
-            "window_l",
-        ),
-        (PLAIN | {"attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0]}, None, "attention_chunk_size"),
-        (PLAIN | {"no_rope_layers": [1, 1, 1, 0], "attention_chunk_size": None}, 512, ""),
-        (
-            PLAIN | {"decoder_sparse_step": 1, "first_k_dense_replace": 3, "mlp_only_layers": [1], "max_window_layers": 2},
-            512,
-            "",
-        ),
-        (
-            PLAIN | {"quantization_config": {"group_size": 16}, "num_kv_shared_layers": 0, "rope_scaling": {"factor": 2}},
-            512,
-            "",
-        ),
-        *((PLAIN | {key: value}, None, key) for key, value in IRREGULAR.items()),
-    ],
-)
-def test_kv_elements_per_token(config: dict[str, Any], elements: int | None, why: str, tmp_path: Path) -> None:
-    facts = checkpoint.read(folder(tmp_path, config, NVFP4))
-    assert (facts.attention.elements() if facts.attention else None) == elements
-    assert why in facts.why_not_plain and bool(facts.why_not_plain) == (elements is None)
 
 
 def write_header(path: Path, dtype: Any, shape: Any, offsets: Any) -> None:

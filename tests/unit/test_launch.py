@@ -50,7 +50,7 @@ from sm120kit.recipes import configurations
 from sm120kit.serving import checkpoint
 from sm120kit.serving import resolve as resolving
 from sm120kit.serving.container import Mount
-from sm120kit.serving.kv_layout import Attention
+from sm120kit.serving.kv_cache import KvCache, Vectors
 from sm120kit.serving.render import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -429,13 +429,14 @@ def test_fit_of_a_configuration(model: Path) -> None:
     big = replace(checkpoint.read(model), weight_bytes=240_000_000_000)
     fit = check_fit(model, model=big)
     assert fit.weight_bytes == 60_000_000_000 and fit.share == 0.9 and fit.context == 262144
-    assert fit.kv_bytes_per_token == 2 * 1 * 1 * 32 * 2  # K and V, a full layer, a head per GPU, 32 elements of 2 bytes
-    assert fit.capacity_tokens == (int((97887 << 20) * 0.9) - 60_000_000_000) // 128
+    # K and V of a full layer and of MTP, a head per GPU, 32 elements of 2 bytes
+    assert fit.kv_bytes_per_token == 2 * 2 * 1 * 32 * 2 and fit.kv_bytes_per_sequence == 0
+    assert fit.capacity_tokens == (int((97887 << 20) * 0.9) - 60_000_000_000) // 256
     assert any("60.0 GB on each GPU" in line for line in fit.lines())
-    assert check_fit(model, model=replace(big, kv_quantization="fp8")).kv_bytes_per_token == 64
+    assert check_fit(model, model=replace(big, kv_quantization="fp8")).kv_bytes_per_token == 128
     assert check_fit(model, devices=[replace(gpu, bytes=None) for gpu in GPUS]).capacity_tokens is None
     assert check_fit(model, configuration=configurations.load(FOUR).model_copy(update={"arguments": ()})).share == 0.9
-    assert check_fit(model, model=replace(big, kv_quantization="nvfp4")).kv_bytes_per_token == 36, "with scales"
+    assert check_fit(model, model=replace(big, kv_quantization="nvfp4")).kv_bytes_per_token == 72, "with scales"
     for share in ("²", "nan", "most", "0", "2"):
         changed = configurations.load(FOUR).model_copy(update={"arguments": ("--gpu-memory-utilization", share)})
         with pytest.raises(BadInput, match=share):
@@ -443,10 +444,10 @@ def test_fit_of_a_configuration(model: Path) -> None:
     strange = check_fit(model, model=replace(big, kv_quantization="float3"))
     assert strange.kv_bytes_per_token is None and "float3" in strange.lines()[2]
     staged = configurations.load(FOUR).model_copy(update={"pipeline_parallel": 2})
-    three = replace(big, attention=Attention(3, 4, 32))
+    three = replace(big, kv_cache=KvCache(((Vectors(4, 64), 3),)))
     assert check_fit(model, model=three, configuration=staged).kv_bytes_per_token == 2 * 2 * 1 * 32 * 2, "of the longest stage"
-    odd = check_fit(model, model=replace(big, attention=None, why_not_plain="it keeps a compressed KV cache (MLA)"))
-    assert odd.kv_bytes_per_token is None and "MLA" in odd.lines()[2]
+    odd = check_fit(model, model=replace(big, kv_cache=None, why_no_kv="its layers differ by some_key"))
+    assert odd.kv_bytes_per_token is None and "some_key" in odd.lines()[2]
 
 
 def test_misfits_are_refused(model: Path) -> None:

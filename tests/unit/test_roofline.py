@@ -16,7 +16,7 @@ from sm120kit.bench.roofline import GPUS, GpuKind, Pass, RooflineModel, Work, al
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
 from sm120kit.recipes import configurations
-from sm120kit.serving.kv_layout import Attention
+from sm120kit.serving.kv_cache import KvCache, Vectors
 
 GPU = GpuKind("made up", (), bandwidth=1e12, fp4_flops=1e15, source="")
 MAIN = Pass(fixed_bytes=8e9, expert_bytes=1e8, layers=10, experts=4, active=1, parameters=10e9)
@@ -30,7 +30,7 @@ MODEL = RooflineModel(
     main=MAIN,
     draft=DRAFT,
     draft_layers=1,
-    cache=Attention(layers=10, kv_heads=2, head_dim=100),
+    cache=KvCache(((Vectors(2, 200), 10),)),
     cache_layers=10,
     state_bytes=0.5e9,
     weight_bytes=0,
@@ -278,7 +278,6 @@ def test_model_from_a_folder(tmp_path: Path) -> None:
         {"vocab_size": None},
         {"hybrid_override_pattern": "*M-E"},
         {"attention_chunk_size": 8192},
-        {"num_key_value_heads": None},
         {"cla_share_factor": 2},
     ],
 )

@@ -105,9 +105,11 @@ class Engine:
     that has the engine and not sm120kit, so it imports all that it uses. ``stand_in(*names)`` replaces absent modules.
 
     ``options`` has the names of its options by meaning: ``tensor_parallel``, ``pipeline_parallel``, ``memory_share`` (of a
-    GPU), ``context`` (tokens), ``draft_steps``, ``kv_type``, ``reasoning_parser``, ``tool_parser``, and those that ``serve``
-    sets itself: ``model``, ``served_name``, ``host``, ``port``, ``revision``, ``api_key``, ``nodes``. ``files`` are options
-    whose value can be a path. ``types`` are types of its parser by the names in its record, beside those of Python, and
+    GPU), ``context`` (tokens), ``step_tokens`` (of a prefill step), ``draft_steps``, ``kv_type``, ``reasoning_parser``,
+    ``tool_parser``, those of ``pools``, and those that ``serve`` sets itself: ``model``, ``served_name``, ``host``, ``port``,
+    ``revision``, ``api_key``, ``nodes``. ``pools`` has the defaults of an engine that divides the KV cache at its start, none
+    if layers share it: ``windows`` is the tokens of layers with a window over those of others, ``states`` the bytes of states
+    over those of tokens. ``files`` are options whose value can be a path. ``types`` are types of its parser by the names in its record, beside those of Python, and
     ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions that it imports only with a value of an
     option.
 
@@ -131,6 +133,7 @@ class Engine:
     api_key: ApiKey
     host_variable: str
     options: Mapping[str, tuple[str, ...]]
+    pools: Mapping[str, float] = field(default_factory=dict)
     parser: Callable[[Callable[..., None]], tuple[ArgumentParser, Parse]] | None = None
     parse_integer: Callable[[str], int] = integer
     types: Mapping[str, Callable[[str], object]] = field(default_factory=dict)

@@ -181,6 +181,9 @@ SGLANG = Sglang(
         "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size"),
         "memory_share": ("--mem-fraction-static",),
         "context": ("--context-length",),
+        "step_tokens": ("--chunked-prefill-size",),
+        "windows": ("--swa-full-tokens-ratio",),
+        "states": ("--mamba-full-memory-ratio",),
         "draft_steps": ("--speculative-num-steps",),
         "kv_type": ("--kv-cache-dtype",),
         "reasoning_parser": ("--reasoning-parser",),
@@ -199,6 +202,7 @@ SGLANG = Sglang(
     model_parsers=PARSERS,
     quantizations={"gptq": "gptq_marlin", "auto-round": "auto-round"},
     other_gpus=frozenset({"w4afp8", "petit_nvfp4", "modelslim", "mxfp_w4a8"}),
+    pools={"windows": 0.8, "states": 0.9},  # 0.5.23, srt/arg_groups/fields/schedule.py
     # 0.5.11 and 0.5.23, srt/observability/metrics_collector.py. cached_tokens is absent before the first hit; the gauge
     # sglang:cache_hit_rate is that of the latest batch, and 0 in each that decodes. Acceptance is of the latest 40 steps or
     # --decode-log-interval (0.5.11, srt/observability/scheduler_metrics_mixin.py). gen_throughput stays when no request runs.

@@ -254,6 +254,7 @@ VLLM = Vllm(
         "pipeline_parallel": ("--pipeline-parallel-size", "-pp"),
         "memory_share": ("--gpu-memory-utilization",),
         "context": ("--max-model-len",),
+        "step_tokens": ("--max-num-batched-tokens",),
         "kv_type": ("--kv-cache-dtype",),
         "reasoning_parser": ("--reasoning-parser",),
         "tool_parser": ("--tool-call-parser",),

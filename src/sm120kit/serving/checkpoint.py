@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.outside import file_problem, parse_json, read_found
-from sm120kit.serving.kv_layout import LAYER_LIMIT, WIDTH_LIMIT, Attention, attention, count
+from sm120kit.serving.kv_cache import KvCache
+from sm120kit.serving.kv_layout import LAYER_LIMIT, WIDTH_LIMIT, count, kv_cache, language_model
 
 HEADER_LIMIT_BYTES = 100_000_000
 """The format's limit for a header."""
@@ -55,8 +56,8 @@ class Checkpoint:
     ``quantization`` is the method in ``config.json``, "none" without one. ``vector_sizes`` are the numbers of elements of K
     per scale by the shapes of the tensors, ``claimed_vector_size`` the number in ``config.json``. ``bf16`` names the tensors
     that are not quantised, ``mtp`` those of multi-token prediction; ``mtp_layers`` is the number of such layers by
-    ``config.json``. ``outside`` are safetensors files that the index does not list and engines do not read. ``attention`` is
-    None if the KV cache has another layout, for the reason ``why_not_plain``; ``kv_quantization`` is that of the KV cache, ""
+    ``config.json``. ``outside`` are safetensors files that the index does not list and engines do not read. ``kv_cache`` is
+    None if its size is unknown, for the reason ``why_no_kv``; ``kv_quantization`` is that of the KV cache, ""
     if it has none.
     """
 
@@ -74,8 +75,8 @@ class Checkpoint:
     mtp_layers: int
     outside: tuple[str, ...]
     context: int | None
-    attention: Attention | None
-    why_not_plain: str = ""
+    kv_cache: KvCache | None
+    why_no_kv: str = ""
 
 
 class ModelFiles(Protocol):
@@ -137,7 +138,7 @@ def read_files(files: ModelFiles) -> Checkpoint:
         BadInput: a file has another size than by its header, or no header.
     """
     config = _json(files, "config.json")
-    text = config.get("text_config") or config.get("llm_config") or config
+    text = language_model(config)
     present = files.names()
     names, listed = _shards(files, present)
     every: dict[str, Tensor] = {}
@@ -152,7 +153,7 @@ def read_files(files: ModelFiles) -> Checkpoint:
             sizes[tensor.dtype] += tensor.bytes
         modelopt = _json(files, QUANTIZATION).get("quantization", {}) if QUANTIZATION in present else {}
         method, claimed, kv = _quantization(config, modelopt)
-        kv_cache, why = attention(text)
+        cache, why = kv_cache(text)
         layers = count(text, "num_hidden_layers", LAYER_LIMIT)
         return Checkpoint(
             source=files.source,
@@ -169,8 +170,8 @@ def read_files(files: ModelFiles) -> Checkpoint:
             mtp_layers=next(filter(None, (count(text, key, LAYER_LIMIT) for key in MTP_LAYERS)), 0),
             outside=tuple(sorted({name for name in present if name.endswith(".safetensors")} - set(names))),
             context=count(text, "max_position_embeddings", CONTEXT_LIMIT),
-            attention=kv_cache,
-            why_not_plain=why,
+            kv_cache=cache,
+            why_no_kv=why,
         )
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise BadInput(

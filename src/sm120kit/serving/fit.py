@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from sm120kit.images.backends import model_path
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
+from sm120kit.serving.kv_cache import Split
 
 SHARE = 0.9
 """Share of a GPU's memory that an engine takes for weights and KV cache if the configuration does not set it."""
+LARGE_BYTES, STEP_TOKENS = 70 * 2**30, (2048, 8192)
+"""Tokens of a step with less, and with that much memory (vLLM 0.33.0, vllm/engine/arg_utils.py)."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,9 @@ class Device:
 class Fit:
     """Memory use on each of ``gpus``, in bytes, without activations and CUDA graphs.
 
-    ``share`` is the part of ``memory_bytes`` for weights and KV cache. ``kv_bytes_per_token`` is None if there is no estimate,
-    for the reason ``why_no_kv``; ``context`` is the length of the longest sequence.
+    ``share`` is the part of ``memory_bytes`` for weights and KV cache, ``kv_share`` the part of what weights leave that tokens
+    can take. ``kv_bytes_per_token`` is None if there is no estimate, for the reason ``why_no_kv``; ``kv_bytes_per_sequence``
+    are the windows and states of one. ``context`` is the length of the longest sequence.
     """
 
     gpus: tuple[Device, ...]
@@ -41,13 +46,16 @@ class Fit:
     kv_bytes_per_token: int | None
     why_no_kv: str
     context: int | None
+    kv_bytes_per_sequence: int = 0
+    kv_share: float = 1.0
 
     @property
     def capacity_tokens(self) -> int | None:
         """Capacity of the KV cache in tokens, None if unknown."""
         if self.memory_bytes is None or not self.kv_bytes_per_token:
             return None
-        return max(0, int(self.memory_bytes * self.share - self.weight_bytes)) // self.kv_bytes_per_token
+        free = int((self.memory_bytes * self.share - self.weight_bytes) * self.kv_share) - self.kv_bytes_per_sequence
+        return max(0, free) // self.kv_bytes_per_token
 
     def lines(self) -> tuple[str, ...]:
         """Lines for the user."""
@@ -55,7 +63,9 @@ class Fit:
         kv = f"unknown: {self.why_no_kv}"
         if self.kv_bytes_per_token is not None:
             capacity = "" if self.capacity_tokens is None else f": capacity {self.capacity_tokens:,} tokens"
-            kv = f"{self.kv_bytes_per_token:,} B per token{capacity}; longest sequence {self.context or 'of unknown length'}"
+            fixed = f", {self.kv_bytes_per_sequence / 1e6:,.0f} MB per sequence" if self.kv_bytes_per_sequence else ""
+            longest = f"longest sequence {self.context or 'of unknown length'}"
+            kv = f"{self.kv_bytes_per_token:,} B per token{fixed}{capacity}; {longest}"
         return (
             f"GPUs     {', '.join(str(gpu.number) for gpu in self.gpus)} ({self.gpus[0].name}), memory {memory}",
             f"weights  {self.weight_bytes / 1e9:.1f} GB on each GPU",
@@ -197,22 +207,60 @@ def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
 def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ...]) -> Fit:
     share, length = (configuration.option_for(meaning) for meaning in ("memory_share", "context"))
     sizes = [gpu.bytes for gpu in gpus if gpu.bytes is not None]
-    kind, why, per_token = _kv_dtype(configuration.option("--kv-cache-dtype") or "auto", model), model.why_not_plain, None
-    element = _element_bytes(kind)
-    if model.attention and element is None:
-        why = f"the size of an element of {kind[:40]} is not known"
-    elif model.attention and element:
-        elements = model.attention.elements(configuration.tensor_parallel, configuration.pipeline_parallel)
-        per_token = int(elements * element)
+    memory = min(sizes) if len(sizes) == len(gpus) else None
+    kind = _kv_dtype(configuration.option("--kv-cache-dtype") or "auto", model)
+    element, why = _element_bytes(kind), model.why_no_kv
+    if element is None:
+        why = why or f"the size of an element of {kind[:40]} is not known"
+    sizes_of_kv = _kv_sizes(configuration, model, element, memory) if model.kv_cache and element else (None, 0, 1.0)
     return Fit(
         gpus=gpus,
-        memory_bytes=min(sizes) if len(sizes) == len(gpus) else None,
+        memory_bytes=memory,
         share=_share(share) if share else SHARE,
         weight_bytes=model.weight_bytes // configuration.hardware.gpus,
-        kv_bytes_per_token=per_token,
+        kv_bytes_per_token=sizes_of_kv[0],
         why_no_kv=why,
         context=(configuration.served_by.integer(length) if length else None) or model.context,
+        kv_bytes_per_sequence=sizes_of_kv[1],
+        kv_share=sizes_of_kv[2],
     )
+
+
+def _kv_sizes(configuration: Configuration, model: Checkpoint, element: float, memory: int | None) -> tuple[int, int, float]:
+    """Bytes per token and of one sequence's windows and states, and the share of the memory that tokens can take."""
+    assert model.kv_cache
+    drafts = configuration.speculation.draft_tokens if configuration.speculation else 0
+    cache = model.kv_cache.with_drafts(model.mtp_layers if configuration.model.needs_mtp else 0)
+    split = Split(configuration.tensor_parallel, configuration.pipeline_parallel)
+    per_token, windows = (
+        cache.token_bytes(element, split),
+        cache.window_bytes(element, _in_flight(configuration, memory), split),
+    )
+    states = cache.state_bytes(split, drafts) * (1 + drafts)
+    pools = {name: _pool(configuration, name) for name in configuration.served_by.pools}
+    if not pools:
+        return math.ceil(per_token), math.ceil(windows + states), 1.0
+    plain = sum(
+        kept.bytes(element, split.gpus) * math.ceil(layers / split.stages)
+        for kept, layers in cache.vectors
+        if kept.window and kept.element is None
+    )
+    return math.ceil(per_token + pools["windows"] * plain), 0, 1 / (1 + pools["states"]) if states else 1.0
+
+
+def _pool(configuration: Configuration, name: str) -> float:
+    """The ratio of an engine's pool, of its option or by default."""
+    given = configuration.option_for(name)
+    with suppress(ValueError):
+        return abs(number(given)) if given else configuration.served_by.pools[name]
+    return configuration.served_by.pools[name]
+
+
+def _in_flight(configuration: Configuration, memory: int | None) -> int:
+    """Tokens that an engine may have written beyond a window: those of a step, and of the next one that is scheduled."""
+    given = configuration.option_for("step_tokens")
+    stated = configuration.served_by.integer(given) if given else None
+    return 2 * (stated or STEP_TOKENS[memory is None or memory >= LARGE_BYTES])
 
 
 def _share(text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sm120kit.recipes.architectures import Architecture, PublishedCheckpoint, of_checkpoint
-from sm120kit.serving.kv_layout import Attention
+from sm120kit.serving.kv_cache import KvCache, Split, Vectors
 
 MATRICES = 3
 """Matrices of a gated MLP: gate, up, down."""
@@ -51,7 +51,7 @@ class RooflineModel:
     main: Pass
     draft: Pass | None
     draft_layers: int
-    cache: Attention | int
+    cache: KvCache
     cache_layers: int
     state_bytes: float
     weight_bytes: float
@@ -59,7 +59,7 @@ class RooflineModel:
 
     def cache_elements(self, gpus: int) -> int:
         """Elements per token in the KV cache of one GPU."""
-        return self.cache if isinstance(self.cache, int) else self.cache.elements(gpus)
+        return int(self.cache.token_bytes(1, Split(gpus)))
 
 
 def model_of(repository: str) -> RooflineModel | None:
@@ -162,12 +162,12 @@ def _linear(a: Architecture) -> int:
     return a.hidden * (2 * keys + 3 * values + 2 * d.value_heads)
 
 
-def cache(a: Architecture) -> Attention | int:
-    """The KV cache; elements per token on every GPU if it is compressed."""
+def cache(a: Architecture) -> KvCache:
+    """The KV cache, without the index of sparse attention."""
     if a.latent_attention:
-        return a.latent_attention.layers * (a.latent_attention.kv_rank + a.latent_attention.rope)
+        return KvCache(((Vectors(1, a.latent_attention.kv_rank + a.latent_attention.rope), a.latent_attention.layers),))
     assert a.attention
-    return Attention(a.attention.layers, a.attention.kv_heads, a.attention.head_dim)
+    return KvCache(((Vectors(a.attention.kv_heads, 2 * a.attention.head_dim), a.attention.layers),))
 
 
 def _state_bytes(a: Architecture) -> float:

@@ -22,6 +22,8 @@ from sm120kit.recipes.architectures import (
     SparseIndex,
 )
 from sm120kit.serving import checkpoint
+from sm120kit.serving.kv_cache import KvCache
+from sm120kit.serving.kv_layout import language_model
 
 PARTS = (
     ("", r"(^|\.)(visual|vision_tower|vision_model)\."),
@@ -44,9 +46,9 @@ def model_in(folder: Path) -> RooflineModel | None:
     """
     facts = checkpoint.read(folder)
     config = json.loads((folder / "config.json").read_bytes())
-    text = config.get("text_config") or config.get("llm_config") or config
+    text = language_model(config)
     architecture = architecture_of(text, with_mtp=bool(facts.mtp))
-    if architecture is None or (architecture.attention and cache(architecture) != facts.attention):
+    if architecture is None or not _same_cache(architecture, facts.kv_cache):
         return None
     sizes: Counter[str] = Counter()
     for shard in sorted({path.name for path in folder.glob("*.safetensors")} - set(facts.outside)):
@@ -56,6 +58,10 @@ def model_in(folder: Path) -> RooflineModel | None:
     bits = {name: 8 * sizes[name] / count for name, count in counts.items() if count and sizes[name]}
     source = f"{folder.name}: config.json and the headers of its tensors"
     return model(architecture, PublishedCheckpoint(repository=folder.name, bits=PartBits(**bits), source=source))
+
+
+def _same_cache(architecture: Architecture, found: KvCache | None) -> bool:
+    return bool(architecture.latent_attention or (found and cache(architecture).vectors == found.vectors))
 
 
 def part(tensor: str) -> str:
