@@ -109,9 +109,9 @@ class Engine:
     ``tool_parser``, those of ``pools``, and those that ``serve`` sets itself: ``model``, ``served_name``, ``host``, ``port``,
     ``revision``, ``api_key``, ``nodes``. ``pools`` has the defaults of an engine that divides the KV cache at its start, none
     if layers share it: ``windows`` is the tokens of layers with a window over those of others, ``states`` the bytes of states
-    over those of tokens. ``files`` are options whose value can be a path. ``types`` are types of its parser by the names in its record, beside those of Python, and
-    ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions that it imports only with a value of an
-    option.
+    over those of tokens. ``files`` are options whose value can be a path. ``types`` are types of its parser by the names in
+    its record, beside those of Python, and ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions
+    that it imports only with a value of an option.
 
     ``programs`` start its server, as words of a command line, and ``images`` are parts of the names of images that do.
     ``model_parsers`` are tried in their order; ``tool_arguments`` are needed beside a tool parser. ``any_context`` is the

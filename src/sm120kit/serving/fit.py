@@ -17,6 +17,10 @@ from sm120kit.serving.kv_cache import Split
 
 SHARE = 0.9
 """Share of a GPU's memory that an engine takes for weights and KV cache if the configuration does not set it."""
+STATES = 2
+"""States of a sequence with prefix caching: one at the end of a block, one in use; and one for each draft token (vLLM 0.33.0,
+vllm/v1/kv_cache_interface.py).
+"""
 LARGE_BYTES, STEP_TOKENS = 70 * 2**30, (2048, 8192)
 """Tokens of a step with less, and with that much memory (vLLM 0.33.0, vllm/engine/arg_utils.py)."""
 
@@ -232,11 +236,9 @@ def _kv_sizes(configuration: Configuration, model: Checkpoint, element: float, m
     drafts = configuration.speculation.draft_tokens if configuration.speculation else 0
     cache = model.kv_cache.with_drafts(model.mtp_layers if configuration.model.needs_mtp else 0)
     split = Split(configuration.tensor_parallel, configuration.pipeline_parallel)
-    per_token, windows = (
-        cache.token_bytes(element, split),
-        cache.window_bytes(element, _in_flight(configuration, memory), split),
-    )
-    states = cache.state_bytes(split, drafts) * (1 + drafts)
+    per_token = cache.token_bytes(element, split)
+    windows = cache.window_bytes(element, _in_flight(configuration, memory), split)
+    states = cache.state_bytes(split, drafts) * (STATES + drafts)
     pools = {name: _pool(configuration, name) for name in configuration.served_by.pools}
     if not pools:
         return math.ceil(per_token), math.ceil(windows + states), 1.0
