@@ -20,7 +20,7 @@ from sm12x_lab.ptx import interposed
 from sm120kit import patches
 from sm120kit.core import toolchain
 from sm120kit.core.data_roots import data_root
-from sm120kit.core.errors import CompileFailed
+from sm120kit.core.errors import CompileFailed, NotFound, RequirementMissing, ResourceUnavailable
 from sm120kit.core.records import Arch
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import cubin
@@ -55,24 +55,36 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *messages: str) -
 # ---- errors
 
 
-def test_no_gpu_exits_with_45(tmp_path: Path) -> None:
+def test_no_gpu_is_refused(tmp_path: Path) -> None:
     state = ("--state", tmp_path / "state")
-    refused(sm120kit(RECIPE, *state), 41, "compute capability 9.0 (Hopper", "no GPU here", "sm120kit tiles RECIPE --emulate")
-    refused(sm120kit(RECIPE, "--device", "native", *state), 41, "an SM12x GPU")
+    refused(
+        sm120kit(RECIPE, *state),
+        ResourceUnavailable.exit_code,
+        "compute capability 9.0 (Hopper",
+        "no GPU here",
+        "sm120kit tiles RECIPE --emulate",
+    )
+    refused(sm120kit(RECIPE, "--device", "native", *state), ResourceUnavailable.exit_code, "an SM12x GPU")
     assert [path.name for path in (tmp_path / "state").rglob("*") if path.is_file()] == ["sm120kit-state.lock"]
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
     state = ("--state", tmp_path / "state")
-    refused(sm120kit("flashinferr", *state), 10, "flashinferr")
-    refused(sm120kit(RECIPE, "--device", "tpu", *state), 10, "unknown device 'tpu'", "emulate, rewritten, native")
+    refused(sm120kit("flashinferr", *state), NotFound.exit_code, "flashinferr")
+    refused(
+        sm120kit(RECIPE, "--device", "tpu", *state), NotFound.exit_code, "unknown device 'tpu'", "emulate, rewritten, native"
+    )
     for partial in (("--quick",), ("--only", "x"), ("--compile-only",)):
         refused(sm120kit(RECIPE, "--receipt", tmp_path / "r", *partial, *state), 2, "a receipt requires a complete run")
     assert not (tmp_path / "r").exists()
 
 
-def test_cuda_home_without_nvcc_exits_with_40(tmp_path: Path) -> None:
-    refused(sm120kit(RECIPE, "--compile-only", "--state", tmp_path, CUDA_HOME=str(tmp_path)), 40, "has no bin/nvcc")
+def test_cuda_home_without_nvcc_is_refused(tmp_path: Path) -> None:
+    refused(
+        sm120kit(RECIPE, "--compile-only", "--state", tmp_path, CUDA_HOME=str(tmp_path)),
+        RequirementMissing.exit_code,
+        "has no bin/nvcc",
+    )
 
 
 DRIVER = """
@@ -86,30 +98,27 @@ int cuDriverGetVersion(int *version) { *version = 13010; return 0; }
 
 
 @pytest.mark.parametrize(
-    ("card", "device", "code", "messages"),
+    ("card", "device", "messages"),
     [
         (
             {"init": 0, "major": 8, "minor": 0},
             "emulate",
-            46,
             ("this is A Card, compute capability 8.0", "CUDA_VISIBLE_DEVICES"),
         ),
-        ({"init": 0, "major": 9, "minor": 0}, "native", 41, ("this is A Card, compute capability 9.0", "--device emulate")),
-        ({"init": 0, "major": 12, "minor": 1}, "emulate", 41, ("compute capability 12.1", "--device native")),
-        ({"init": 34, "major": 9, "minor": 0}, "emulate", 41, ("CUDA programs see no GPU here",)),
+        ({"init": 0, "major": 9, "minor": 0}, "native", ("this is A Card, compute capability 9.0", "--device emulate")),
+        ({"init": 0, "major": 12, "minor": 1}, "emulate", ("compute capability 12.1", "--device native")),
+        ({"init": 34, "major": 9, "minor": 0}, "emulate", ("CUDA programs see no GPU here",)),
     ],
     ids=["Ampere", "Hopper", "Spark", "stub of the driver"],
 )
-def test_unsuitable_gpu_exits_with_46(
-    tmp_path: Path, card: dict[str, int], device: str, code: int, messages: tuple[str, ...]
-) -> None:
+def test_unsuitable_gpu_is_refused(tmp_path: Path, card: dict[str, int], device: str, messages: tuple[str, ...]) -> None:
     compiler, _ = toolchain.host_compiler()
     library = tmp_path / "libcuda.so.1"
     subprocess.run(
         [compiler, "-x", "c", "-", "-shared", "-fPIC", "-w", "-o", library], input=DRIVER % card, text=True, check=True
     )
     done = sm120kit(RECIPE, "--device", device, "--state", tmp_path / "state", LD_LIBRARY_PATH=str(tmp_path))
-    refused(done, code, *messages)
+    refused(done, ResourceUnavailable.exit_code, *messages)
 
 
 # ---- the patched tree

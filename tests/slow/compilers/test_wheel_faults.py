@@ -26,6 +26,7 @@ import pytest
 import tiny_flashinfer
 
 from sm120kit.core.digests import file_sha256
+from sm120kit.core.errors import ResourceUnavailable, SystemRefused
 
 KILLS = int(os.environ.get("SM120KIT_KILLS", "12"))
 SEED = int(os.environ.get("SM120KIT_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
@@ -40,7 +41,7 @@ STAGES = {
 }
 """Stages by the first word of what a build prints."""
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-NO_SPACE, UNWRITABLE = 43, 44
+NO_SPACE, UNWRITABLE = ResourceUnavailable.exit_code, SystemRefused.exit_code
 
 
 @dataclass
