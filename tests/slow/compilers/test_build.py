@@ -8,12 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -168,42 +165,6 @@ def test_build_in_another_directory_gives_same_bytes(
     assert [first[key] for key in ("tree", "commit", "digest")] == [second[key] for key in ("tree", "commit", "digest")]
     assert members(wheel) == members(again)
     assert wheel.read_bytes() == again.read_bytes()
-
-
-def kill_when(state: Path, data: Path, downloads: Path, ready: Callable[[], bool]) -> None:
-    """Start the build and end it with SIGKILL as soon as ``ready``."""
-    build_argv = argv(
-        "build", "flashinfer@0.6.6", "--kernels", "tiny", "--mirror", downloads, "--output", state / "out", "--offline"
-    )
-    output = state / "killed.log"
-    with output.open("w") as log:
-        child = subprocess.Popen(build_argv, env=environment(state, data), stderr=log, stdout=log)
-    until = time.monotonic() + 300
-    while not ready():
-        assert child.poll() is None and time.monotonic() < until, f"it was not killed: {output.read_text()}"
-        time.sleep(0.002)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-
-
-def test_rebuild_after_sigkill_in_each_stage_gives_same_bytes(
-    built: tuple[Path, Path], data: Path, downloads: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    state = tmp_path_factory.mktemp("killed")
-    moments = {
-        "fetch": lambda: any((state / "downloads").rglob("*")) if (state / "downloads").exists() else False,
-        "import": lambda: any((state / "checkouts").rglob("*.pack")) or any((state / "checkouts").rglob("tmp_pack*")),
-        "patch": lambda: any((state / "checkouts").glob("*/objects/*/*")) or (state / "cache" / "trees").exists(),
-        "materialise": lambda: any((state / "work").glob("*/tree/*")),
-        "compile": lambda: any((state / "work").glob("*/gate/running/*")),
-        "pack": lambda: any((state / "work").glob("*/pack/source/*")),
-    }
-    for name, ready in moments.items():
-        kill_when(state, data, downloads, ready)
-        assert not list((state / "build").glob("*/*/artifacts.json")), f"killed in {name}, yet finished"
-    wheel = Path(build(state, data, downloads).stdout.strip())
-    assert wheel.read_bytes() == built[1].read_bytes()
-    assert records(state)[0]["digest"] == records(built[0])[0]["digest"]
 
 
 def test_changed_header_recompiles_units_that_include_it(
