@@ -122,13 +122,13 @@ def test_record_without_a_time_stops_nothing(docker: Callable[..., Path], server
     assert not calls.exists() and kept(server)[1] == ""
 
 
-def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], server: ServingContainer) -> None:
+def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], server: ServingContainer, tmp_path: Path) -> None:
     record = Path(server.record)
     state = record.parents[1]
-    mounts = json.dumps(
-        [{"Type": "bind", "Source": str(state / "caches" / CACHE / "kernels")}, {"Type": "tmpfs", "Source": ""}]
-    )
-    docker(ps="echo 1234", inspect=f"printf '%s\\t%s\\n' {record} '{mounts}'")
+    mounts = [{"Type": "bind", "Source": str(state / "caches" / CACHE / "kernels")}, {"Type": "tmpfs", "Source": ""}]
+    labels = {"sm120kit.record": str(record), "sm120kit.configuration": "a\tb"}
+    (tmp_path / "inspected").write_text(json.dumps(["2026-01-01T00:00:00Z", "/s", labels, mounts]))
+    docker(ps="echo 1234", inspect=f"cat {tmp_path}/inspected")
     for arguments in (("--all",), ("servers", "records")):
         result = CliRunner().invoke(app, ["cache", "clean", *arguments, "--state", str(state)])
         assert result.exit_code == 0, result
@@ -203,7 +203,8 @@ def metrics_server(*texts: str) -> Iterator[str]:
 
 
 def observed(docker: Callable[..., Path], url: str) -> tuple[int, dict[str, Any]]:
-    docker(ps=f"printf 's\\trunning\\tUp\\ta\\t0\\t{url}\\t\\n'")
+    row = json.dumps(["s", "running", "Up", "a", "0", url, ""])
+    docker(ps=f"printf '%s' '{row}'")
     result = CliRunner().invoke(app, ["metrics", "s", "--seconds", "0.1", "--json"])
     return result.exit_code, json.loads(result.stdout)
 

@@ -17,7 +17,7 @@ import pytest
 
 from sm120kit import serving
 from sm120kit.core.errors import DaemonUnreachable, NoAnswer, ResourceUnavailable, ServerFailed, Sm120kitError
-from sm120kit.core.locks import host_exclusive
+from sm120kit.core.locks import host_turn
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images.image_records import Image, VerifiedImage
@@ -40,6 +40,8 @@ class Server(http.server.BaseHTTPRequestHandler):
 code = 0
 if argv[0] == "ps" and own:
     print(("our-id" if "--quiet" in argv else "running") if (at / "started").exists() else "", end="")
+elif argv[0] == "ps" and "--quiet" in argv:
+    print("an-id")
 elif argv[0] == "ps":
     print((at / ("all" if "--all" in argv else "running")).read_text(), end="")
 elif argv[0] == "run" and (at / "refuses").exists():
@@ -48,11 +50,13 @@ elif argv[0] == "run" and (at / "refuses").exists():
 elif argv[0] == "run":
     (record,) = (word.partition("=")[2] for word in argv if word.startswith("sm120kit.record="))
     (at / "started").write_text(pathlib.Path(record).read_text())
+elif argv[0] == "inspect" and "an-id" in argv:
+    print((at / "inspected").read_text().replace("RECORD", next(at.parent.glob("state/runs/*.json")).as_posix()), end="")
 elif argv[0] == "inspect":
     print(0)
 with (at / "calls").open("a") as calls:
     print(*argv, file=calls, flush=True)
-if argv[0] == "logs":
+if argv[0] == "logs" or (argv[0] == "run" and "--detach" not in argv):
     http.server.HTTPServer(("127.0.0.1", int((at / "port").read_text())), Server).serve_forever()
 sys.exit(code)
 """
@@ -66,7 +70,7 @@ class Docker:
         self.at.mkdir()
         (self.at / "docker").write_text(DOCKER.replace("{python}", sys.executable))
         (self.at / "docker").chmod(0o755)
-        for name in ("all", "running", "calls"):
+        for name in ("all", "running", "calls", "inspected"):
             (self.at / name).touch()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -119,14 +123,14 @@ def test_failed_start_removes_no_other_container(docker: Docker) -> None:
 @pytest.mark.parametrize("state", ["created", "paused", "running"])
 def test_name_of_a_container_that_has_not_ended(state: str, docker: Docker) -> None:
     url = f"http://127.0.0.2:{docker.port}"
-    (docker.at / "all").write_text(f"{docker.name}\t{state}\tUp\tc\t7\t{url}\t\n")
+    (docker.at / "all").write_text(json.dumps([docker.name, state, "Up", "c", "7", url, ""]))
     with pytest.raises(ResourceUnavailable, match=f"{docker.name} exists and serves {url}"):
         launch.start(*docker.launch())
     assert {call[0] for call in docker.calls} == {"ps"}
 
 
 def test_server_without_an_answer_is_removed_and_recorded(docker: Docker) -> None:
-    (docker.at / "all").write_text(f"{docker.name}\texited\tExited\tc\t0\tu\t\n")
+    (docker.at / "all").write_text(json.dumps([docker.name, "exited", "Exited", "c", "0", "u", ""]))
     with pytest.raises(NoAnswer):
         launch.start(*docker.launch())
     assert docker.removed == [docker.name, "our-id"], "the one that had ended, and the new one"
@@ -179,7 +183,7 @@ def test_gpus_that_another_server_got_meanwhile(docker: Docker) -> None:
         except Sm120kitError as error:
             failures.append(error)
 
-    with host_exclusive(launch.STARTS):
+    with host_turn(launch.STARTS):
         waiting = threading.Thread(target=start)
         waiting.start()
         deadline = time.monotonic() + 60
@@ -207,3 +211,18 @@ def test_another_gpu_is_used_if_there_is_one(docker: Docker) -> None:
         launch.start(*docker.launch(gpus=2))
     (run,) = (call for call in docker.calls if call[0] == "run")
     assert run[run.index("--gpus") + 1] == '"device=1"' and "sm120kit.gpus=1" in run
+
+
+@pytest.mark.parametrize("begin", [launch.start, launch.run])
+@pytest.mark.parametrize(("started", "taken"), [("05.1", True), ("05", True), ("05.120000001", False), ("05.2", False)])
+def test_two_users_on_one_gpu(started: str, taken: bool, begin: Any, docker: Docker) -> None:
+    """Whoever goes on without the lock of the host: the container that docker started first keeps its GPU."""
+    rows = [("05.12", "/ours", "0", "RECORD"), (started, "/theirs", "1,0", "/x\t"), ("01", "/beside", "2", "")]
+    inspected = [
+        json.dumps([f"2026-01-01T00:00:{at}Z", name, {"sm120kit.gpus": gpus, "sm120kit.record": record}, []])
+        for at, name, gpus, record in rows
+    ]
+    (docker.at / "inspected").write_text("\n".join(inspected))
+    with pytest.raises(ResourceUnavailable if taken else NoAnswer, match="theirs was started on GPU 0" if taken else None):
+        begin(*docker.launch())
+    assert docker.removed == ["our-id"] and docker.record["ending"]

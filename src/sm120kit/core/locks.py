@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sm120kit.core import reporting
 from sm120kit.core.disk import disk_errors
-from sm120kit.core.errors import ResourceUnavailable
 from sm120kit.core.users import user_label
 
 _HOST_LOCK = Path("/run")
@@ -52,24 +51,20 @@ def exclusive(path: Path, name: str, stop: threading.Event | None = None) -> Ite
 
 
 @contextmanager
-def host_exclusive(name: str, patience_seconds: float = 120) -> Iterator[None]:
-    """Exclude other processes of this host, of any user and state directory, from work on ``name``.
+def host_turn(name: str, patience_seconds: float = 30) -> Iterator[None]:
+    """Wait until no other process of this host, of any user and state directory, is at work on ``name``; not without end.
 
     The lock is a flock(2) on a directory of root that every user can read: nobody can remove or replace it, and the kernel
-    releases it when the process ends. Every user can hold it, so it is not waited for without end.
-
-    Raises:
-        ResourceUnavailable: another process has held it for ``patience_seconds``.
+    releases it when the process ends. But every user can hold it, so after ``patience_seconds`` its holders are reported and
+    the work is done without it: what it protects must be checked afterwards.
     """
     lock = os.open(_HOST_LOCK, os.O_RDONLY | os.O_DIRECTORY)
     try:
         deadline, reported = time.monotonic() + patience_seconds, False
         while not _locked(lock):
             if time.monotonic() > deadline:
-                raise ResourceUnavailable(
-                    f"{holders(lock)} has kept others from {name} for {patience_seconds:.0f} s",
-                    "wait until it is done; if it hangs, end it",
-                )
+                reporting.warn(f"{holders(lock)} has kept others from {name} for {patience_seconds:.0f} s; going on")
+                break
             if not reported:
                 reporting.info(f"waiting for another sm120kit that works on {name}: {holders(lock)}")
             reported = True

@@ -13,7 +13,7 @@ from pathlib import Path
 from sm120kit import serving
 from sm120kit.core import process, reporting, signals
 from sm120kit.core.errors import BadRecord, NoAnswer, NotFound, ResourceUnavailable, ServerFailed
-from sm120kit.core.locks import host_exclusive
+from sm120kit.core.locks import host_turn
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.secrets import masked, register
 from sm120kit.core.urls import Endpoint
@@ -49,7 +49,7 @@ from sm120kit.serving.render import PATIENCE_SECONDS
 from sm120kit.serving.resolve import NO_IMAGE, ResolvedLaunch, require_port
 
 STARTS = "the start of a server"
-"""Name of the lock of a host from the selection of free GPUs until the container on them runs."""
+"""Name of the lock of a host from the selection of free GPUs until the container on them runs; then the daemon decides."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
     """
     service = _with_image(prepared, options)
     with ExitStack() as starting:
-        starting.enter_context(host_exclusive(STARTS))
+        starting.enter_context(host_turn(STARTS))
         prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options)
         waiting = True
 
@@ -158,6 +158,7 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
             if waiting and server_containers.state(record.path) == "running":
                 waiting = False
                 starting.close()
+                server_containers.require_gpus(record.path)
             options.progress(seconds, line)
 
         argv = serving.docker_run(prepared.service, values=False)
@@ -173,11 +174,12 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
     """
     service = _with_image(prepared, options)
     with ExitStack() as starting:
-        starting.enter_context(host_exclusive(STARTS))
+        starting.enter_context(host_turn(STARTS))
         prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options, detached=True)
         with record.completed_on_failure(), server_containers.removed_on_failure(record.path):
             _start_detached(prepared, record, options)
             starting.close()
+            server_containers.require_gpus(record.path)
             _await_answer(prepared, record, options)
     service = prepared.service
     options.report(f"serving {prepared.configuration.model.repository} at {service.url}; sm120kit stop {service.name} stops it")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import calendar
 import errno
+import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process
 from sm120kit.core.disk import disk_errors
-from sm120kit.core.errors import BadRecord, DaemonUnreachable, NotFound, SystemRefused
+from sm120kit.core.errors import BadRecord, DaemonUnreachable, NotFound, ResourceUnavailable, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import MARKER
@@ -52,12 +53,17 @@ def listed() -> tuple[ServingContainer, ...]:
         DaemonUnreachable: its daemon does not respond.
     """
     labels = (CONFIGURATION_LABEL, GPUS_LABEL, URL_LABEL, RECORD_LABEL)
-    fields = ("{{.Names}}", "{{.State}}", "{{.Status}}", *(f'{{{{.Label "{label}"}}}}' for label in labels))
-    rows = (line.split("\t") for line in _launched("--all", "--format", "\t".join(fields)))
+    fields = ("json .Names", "json .State", "json .Status", *(f'json (.Label "{label}")' for label in labels))
+    rows = map(parse_json, _launched("--all", "--format", _list_of(fields)))
     return tuple(
         ServingContainer(name, configuration, gpus, url, state == "running", status, record, state in ("exited", "dead"))
         for name, state, status, configuration, gpus, url, record in rows
     )
+
+
+def _list_of(fields: Iterable[str]) -> str:
+    """A format of docker for one JSON list a line: a label can have any character."""
+    return f"[{','.join(f'{{{{{field}}}}}' for field in fields)}]"
 
 
 def _launched(*options: str) -> list[str]:
@@ -171,16 +177,52 @@ def in_use() -> frozenset[Path]:
         RequirementMissing: there is no docker program.
         DaemonUnreachable: its daemon does not respond.
     """
-    ids = _launched("--quiet")
-    fields = f'{{{{index .Config.Labels "{RECORD_LABEL}"}}}}\t{{{{json .Mounts}}}}'
-    # A container that ended in between has no output, and makes the exit code 1.
-    lines = process.run(("docker", "inspect", "--format", fields, *ids), check=False).stdout.splitlines() if ids else []
     used: set[Path] = set()
-    for record, mounts in (line.split("\t") for line in lines):
-        used |= {Path(mount["Source"]).resolve() for mount in parse_json(mounts) if mount.get("Source")}
-        if record:
+    for container in _running():
+        used |= {Path(mount["Source"]).resolve() for mount in container.mounts if mount.get("Source")}
+        if record := container.labels.get(RECORD_LABEL):
             used |= {Path(record).resolve(), Path(record).with_suffix(".log").resolve()}
     return frozenset(used)
+
+
+def require_gpus(record: Path) -> None:
+    """Require that the running container of a run was the first on its GPUs: two users can select the same at once.
+
+    Raises:
+        ResourceUnavailable: a container that was started before it, and runs, has one of them.
+        DaemonUnreachable: see :func:`in_use`.
+    """
+    running = sorted(_running(), key=lambda container: container.started)
+    own = next((each for each in running if each.labels.get(RECORD_LABEL) == str(record.resolve())), None)
+    for first in itertools.takewhile(lambda container: container is not own, running if own else ()):
+        if own and (common := sorted(own.gpus & first.gpus)):
+            raise ResourceUnavailable(
+                f"{first.name} was started on GPU {', '.join(common)} at the same time", f"sm120kit stop {first.name}"
+            )
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A running container as docker inspects it; ``started`` sorts."""
+
+    started: str
+    name: str
+    labels: Mapping[str, str]
+    mounts: Sequence[Mapping[str, str]]
+
+    @property
+    def gpus(self) -> set[str]:
+        return {*self.labels.get(GPUS_LABEL, "").split(",")} - {""}
+
+
+def _running() -> tuple[_Running, ...]:
+    """The running containers. Go omits zeros at the end of the time, and the first letter of a name is a slash."""
+    ids = _launched("--quiet")
+    fields = _list_of(("json .State.StartedAt", "json .Name", "json .Config.Labels", "json .Mounts"))
+    # A container that ended in between has no output, and makes the exit code 1.
+    lines = process.run(("docker", "inspect", "--format", fields, *ids), check=False).stdout.splitlines() if ids else []
+    rows = map(parse_json, lines)
+    return tuple(_Running(started.rstrip("Z"), name.lstrip("/"), labels, mounts) for started, name, labels, mounts in rows)
 
 
 def exit_code(name: str) -> int | None:
