@@ -323,6 +323,10 @@ def test_prove_applies_a_foreign_diff_to_an_engine(site: Site, run: Run, tmp_pat
     assert change["evidence"] == "none is named"
     with pytest.raises(PatchConflict, match=r"flashinfer/theirs does not apply to flashinfer-1\.1"):
         run("prove", theirs, "--recipe", "flashinfer-1.1")
+    for options in ([], ["--probe", "collective grouped nvfp4 128x128x64"], ["--write"]):
+        with pytest.raises(BadInput, match="its version is unknown") as unknown:
+            run("prove", theirs, *options)
+        assert {"--recipe:", "flashinfer-1.1,"} <= {*unknown.value.hint.split()} and "vllm-9.0" in unknown.value.hint
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class ProbeOptions:
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", metavar="RECIPE", help="Recipe whose source is patched; default: the first that the patch is for."
+            "--recipe", metavar="RECIPE", help="Recipe whose source is patched; default: the first of its Applies-To."
         ),
     ] = None
     code: Annotated[

@@ -95,6 +95,7 @@ def _target_for(patch: patches.Patch, options: Options, target: Target | None) -
     """``target``, or the first recipe that a patch is for. Nothing is fetched.
 
     Raises:
+        BadInput: the patch states no version, so that it is for no recipe in particular.
         NotFound: the recipe of ``target`` has no source.
         PatchConflict: the patch is for the version of no recipe that has a source, or not for that of ``target``.
     """
@@ -112,16 +113,16 @@ def _target_for(patch: patches.Patch, options: Options, target: Target | None) -
 
 
 def _first_for(patch: patches.Patch, options: Options) -> Target:
-    names = []
-    for target in resolve_each(recipes.names(), options):
-        if not target.sources:
-            continue
-        if not patch.project or any(source.has_version_of(patch) for source in target.sources):
-            return target
-        names.append(target.recipe.name)
+    targets = [target for target in resolve_each(recipes.names(), options) if target.sources]
+    names = ", ".join(target.recipe.name for target in targets)
+    if not patch.project:
+        raise BadInput(f"{patch.slug} has no Applies-To: its version is unknown", f"name its recipe with --recipe: {names}")
+    fitting = (target for target in targets if any(source.has_version_of(patch) for source in target.sources))
+    if found := next(fitting, None):
+        return found
     raise PatchConflict(
         f"{patch.name} is for {patch.trailer('Applies-To')}, which no recipe with a source has",
-        f"recipes with a source: {', '.join(names)}",
+        f"recipes with a source: {names}",
     )
 
 
