@@ -229,7 +229,7 @@ def test_index_is_read_back_and_searched(tmp_path: Path) -> None:
         ("first", "linux/arm64", "no image 'first' for linux/arm64"),
         ("vllm", "linux/amd64", "no image 'vllm'"),
     ):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(NotFound, match=message):
             find_image(name, path, platform)
 
 

@@ -15,7 +15,7 @@ from sm120kit.core import reporting
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.releases import Releases
-from sm120kit.sources.source_records import LockedWheel
+from sm120kit.sources.source_records import GitPin, LockedWheel, SdistPin
 from sm120kit.sources.withdrawn import Withdrawals
 
 SHA = "a" * 64
@@ -113,6 +113,16 @@ def test_pages_in_html_state_the_same(case: str, server: IndexServer, workspace:
     server.pages, server.html = {"demo": files}, True
     lines = [*withdrawals(workspace, server.url).of([wheel()])]
     assert bool(lines) == bool(expected) and all(expected in line for line in lines)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_locked_sdist_is_compared(case: str, server: IndexServer, workspace: Workspace) -> None:
+    files, expected = CASES[case]
+    renamed = [json.loads(json.dumps(file).replace("-py3-none-any.whl", ".tar.gz")) for file in files or ()]
+    server.pages = {} if files is None else {"demo": renamed}
+    pins = (SdistPin("demo", "demo", "1.0", SHA), GitPin("demo", "https://example.org/demo", "0" * 40, "1.0"))
+    lines = [*withdrawals(workspace, server.url).of(pins)]
+    assert bool(lines) == bool(expected) and all("demo 1.0" in line and expected in line for line in lines)
 
 
 def test_page_of_a_distribution_is_read_once(server: IndexServer, workspace: Workspace) -> None:

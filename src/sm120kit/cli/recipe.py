@@ -128,6 +128,9 @@ def _changes_since_locked(path: Path) -> list[str]:
     return list(lockfile.series_changes(lockfile.read(path), patches_root()))
 
 
+_ANOTHER = "lock another version: sm120kit recipe lock RECIPE --upgrade-package NAME"
+
+
 def lock(
     names: Annotated[
         list[str] | None,
@@ -139,7 +142,7 @@ def lock(
         bool,
         typer.Option(
             "--check",
-            help="Write nothing; fail if a lockfile is outdated, or a locked wheel is yanked, replaced or no longer listed.",
+            help="Write nothing; fail if a lockfile is outdated, or a locked file is yanked, replaced or no longer listed.",
         ),
     ] = False,
     upgrade: Annotated[
@@ -158,7 +161,8 @@ def lock(
 ) -> None:
     """Lock sources, patches and wheels of recipes by hash.
 
-    Of a base such as debian-12, the Debian packages are locked. Each lockfile is written next to its recipe or base.
+    Of a base such as debian-12, the Debian packages are locked. Each lockfile is written next to its recipe or base. Files that
+    the package index has yanked, replaced or no longer lists are reported.
     """
     from packaging.utils import canonicalize_name
 
@@ -188,21 +192,20 @@ def lock(
     ]
     # Locking the FlashInfer recipe of an engine changes the lock that the engine's refers to: only checks share targets.
     for target in resolve_each(chosen, options) if check else (resolve(name, options) for name in chosen):
-        if check:
-            lock = target.lock
-            wheels = (wheel for closure in lock.closures for wheel in closure.wheels)
-            withdrawn += (f"{target.recipe.name}: {line}" for line in (withdrawals.of(wheels) if withdrawals else ()))
-        else:
-            lock = lockfile.create(target, upgrade=upgrade, renewed=renewed)
+        lock = target.lock if check else lockfile.create(target, upgrade=upgrade, renewed=renewed)
+        if not check:
             console.info(f"wrote {target.lock_path}")
+        if withdrawals:
+            files = (*(wheel for closure in lock.closures for wheel in closure.wheels), *(each.pin for each in target.sources))
+            withdrawn += (f"{target.recipe.name}: {line}" for line in withdrawals.of(files))
         recipe, build_id = str(lock.recipe["name"]), lockfile.build_id(lock)
         ids[recipe] = build_id
         if not json:
             console.data(f"{'ok' if check else 'locked'} {recipe}: build id {build_id}")
     if withdrawn:
-        raise Mismatch(
-            "\n  ".join([f"the package index has withdrawn {len(withdrawn)} locked files:", *withdrawn]),
-            "lock another version: sm120kit recipe lock RECIPE --upgrade-package NAME",
-        )
+        problem = "\n  ".join([f"the package index has withdrawn {len(withdrawn)} locked files:", *withdrawn])
+        if check:
+            raise Mismatch(problem, _ANOTHER)
+        console.warn(f"{problem}\n  {_ANOTHER}")
     if json:
         console.json_data(ids)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120kit.core.errors import BadInput, BadRecord, RegistryFailed
+from sm120kit.core.errors import BadInput, BadRecord, NotFound, RegistryFailed
 from sm120kit.core.outside import file_problem
 from sm120kit.core.record_files import read_record
 from sm120kit.images.image_records import PublishedImage
@@ -71,7 +71,8 @@ def find_image(name: str, path: Path, platform: str) -> PublishedImage:
     """Find the image for ``platform`` in an index by recipe name, tag, or the first 8 or more digits of its build id.
 
     Raises:
-        BadInput: there is none, or more than one.
+        NotFound: there is none, or more than one.
+        BadInput: see :func:`read_index`.
     """
     images = read_index(path).images
     recipe_or_tag = name.replace("@", "-")
@@ -83,8 +84,8 @@ def find_image(name: str, path: Path, platform: str) -> PublishedImage:
     ]
     if not matches:
         recipes = ", ".join(sorted({image.recipe for image in images})) or "nothing"
-        raise BadInput(f"{path} has no image {name!r} for {platform}", f"it lists {recipes}")
+        raise NotFound(f"{path} has no image {name!r} for {platform}", f"it lists {recipes}")
     if len(matches) > 1:
         tags = ", ".join(image.tag for image in matches)
-        raise BadInput(f"{path} has {len(matches)} images {name!r} for {platform}", f"select by tag: {tags}")
+        raise NotFound(f"{path} has {len(matches)} images {name!r} for {platform}", f"select by tag: {tags}")
     return matches[0]

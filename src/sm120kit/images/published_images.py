@@ -56,7 +56,8 @@ def select(name: str, source: Source, platform: str, workspace: Workspace) -> Pu
     """Select an entry of an index by recipe name, tag or start of a build id, and require that it may be used.
 
     Raises:
-        BadInput: there is none, or more than one.
+        NotFound: there is none, or more than one.
+        BadInput: see :func:`read_index`.
         NotVerified: it did not pass its checks, or its name does not follow from its labels.
         NotAttested: it is not signed by the key or identity of ``source``.
         NotTrusted: it is older than ``source`` allows.

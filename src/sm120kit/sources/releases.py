@@ -104,13 +104,13 @@ class Releases:
             reporting.warn(f"releases of {distribution} may be missing: {problem}")
         return sorted(listed.values(), key=lambda file: Version(file.version), reverse=True)
 
-    def every_wheel(self, distribution: str) -> list[index.ListedFile]:
-        """Every wheel of a distribution that is listed, also if it is yanked; none if no source lists the distribution.
+    def every(self, distribution: str, *, sdist: bool) -> list[index.ListedFile]:
+        """Every sdist, or else every wheel, that is listed, also if it is yanked; none if no source lists the distribution.
 
         Raises:
             FetchFailed: a source cannot be read.
         """
-        listed, problems = self._query(distribution, sdist=False)
+        listed, problems = self._query(distribution, sdist=sdist)
         if problems:
             raise FetchFailed("; ".join(problems), "check the network, pip's settings, --index-url or --mirror")
         return listed

@@ -184,11 +184,18 @@ def test_check_reports_withdrawn_wheels(locked: Site, withdrawn: str) -> None:
     stopped = locked.run("recipe", "lock", "--check", code=12)
     assert file.name in stopped.stderr and "--upgrade-package" in stopped.stderr
     locked.run("recipe", "lock", "--check", "--offline")
+    assert file.name in locked.run("recipe", "lock").stderr, "the wheels stay as they were locked"
     assert locked.lock.read_bytes() == before
     file.unlink(missing_ok=True)
     locked.run("recipe", "lock", "vllm@9.0", "--upgrade-package", "Helper")
     assert locked.wheels()["helper"] == "1.0"
     locked.run("recipe", "lock", "--check")
+
+
+def test_check_reports_replaced_sdists(locked: Site) -> None:
+    make_sdist(locked.mirror / "flashinfer_python-1.0.tar.gz", {"include/x.h": "one\ntwo\nfour\n"})
+    stopped = locked.run("recipe", "lock", "--check", code=12)
+    assert "sdist of flashinfer-python 1.0: listed with another sha256" in stopped.stderr
 
 
 @pytest.mark.parametrize("name", CHANGES)
