@@ -197,7 +197,14 @@ def test_vllm_bench_serve_and_sglang_bench_serving(tmp_path: Path) -> None:
     decode, total = figures([file(tmp_path, "rate.json", at_a_rate)])
     assert (decode.concurrency, decode.refused, total.refused) == (3, "", ""), "8 requests in 20 s, of 7.5 s each"
     (unlimited,) = figures([file(tmp_path, "unlimited.json", {**vllm, "max_concurrency": None})])
-    assert "mean_e2el_ms" in unlimited.refused and unlimited.concurrency is None
+    assert "mean_ttft_ms" in unlimited.refused and unlimited.concurrency is None
+    without_latency = {**at_a_rate, "mean_e2el_ms": None, "mean_ttft_ms": 2505.0}
+    decode, _ = figures([file(tmp_path, "estimated.json", without_latency)])
+    assert (decode.concurrency, decode.refused, len(decode.notes)) == (3, "", 3), "2.505 s and 999 times 5 ms: 7.5 s"
+    below_its_limit, _ = figures([file(tmp_path, "both.json", {**at_a_rate, "max_concurrency": 64})])
+    assert (below_its_limit.concurrency, below_its_limit.tok_s) == (3, 600.0), "the rate did not fill the limit"
+    filled, _ = figures([file(tmp_path, "inf.json", {**at_a_rate, "max_concurrency": 4, "request_rate": "inf"})])
+    assert filled.concurrency == 4
     few, _ = figures([file(tmp_path, "few.json", {**vllm, "max_concurrency": 64})])
     assert few.concurrency == 9, "no more than there are requests"
 
@@ -446,7 +453,52 @@ def test_csv_of_llama_benchy(tmp_path: Path) -> None:
     assert "length of its prompt" in unknown.refused
 
 
-@pytest.mark.parametrize("row", ["m,other,1,1,,", "m,tg32,x,1,,", "m,tg32", "m,tg32 (c0),1,1,,", "m,tg²,1,1,,"])
+def test_files_are_read_by_their_content(tmp_path: Path) -> None:
+    """Runs that SGLang appends to a file, with its Infinity; CSV with another name; a file with a byte order mark."""
+    run = {"completed": 8, "duration": 20.0, "total_input_tokens": 1024, "total_output_tokens": 8000, "mean_tpot_ms": 5.0}
+    lines = [
+        json.dumps(run | {"max_concurrency": limit, "output_throughput": 1.0, "request_rate": float("inf")}) for limit in (2, 4)
+    ]
+    (tmp_path / "runs.jsonl").write_text("\n".join([*lines, ""]), "utf-8-sig")
+    read = figures([tmp_path / "runs.jsonl"])
+    assert [figure.concurrency for figure in read if figure.what == "decode"] == [2, 4]
+    csv_file(tmp_path, "m,tg128,50.1,0.2,52.0,").rename(tmp_path / "result.txt")
+    assert figures([tmp_path / "result.txt"])[0].tok_s == 50.1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Metric,avg,min,max\nRequest Latency (ms),1,1,1\n", "llama-benchy's columns model, t_s_mean, t_s_std, test_name"),
+        ("Benchmark,,Timings\nType,Id,Start\n,,\n", "llama-benchy's columns"),
+        ("| model | test |\n|---|---|\n| m | pp8 |\n", "neither JSON nor CSV"),
+        ("{", "not JSON"),
+        ("\xff", "not UTF-8"),
+    ],
+    ids=["aiperf", "guidellm", "markdown", "broken", "binary"],
+)
+@pytest.mark.parametrize("name", ["result.csv", "result.json"])
+def test_reason_for_a_file_of_another_format(name: str, text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadInput) as refused:
+        foreign_results.read([tmp_path / name])
+    assert reason in refused.value.message and "aiperf" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "m,tg32,\u0661,1,,",
+        "m,tg32,1_0,1,,",
+        "m,tg32,inf,1,,",
+        f"m,tg32,{'9' * 5000},1,,",
+        "m,other,1,1,,",
+        "m,tg32,x,1,,",
+        "m,tg32",
+        "m,tg32 (c0),1,1,,",
+        "m,tg²,1,1,,",
+    ],
+)
 def test_csv_of_another_form_is_refused(tmp_path: Path, row: str) -> None:
     with pytest.raises(BadInput, match=r"result\.csv"):
         foreign_results.read([csv_file(tmp_path, row)])

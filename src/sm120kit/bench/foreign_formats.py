@@ -18,6 +18,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from sm120kit.core.outside import integer, number
+
 Content = Any
 """A parsed JSON file."""
 
@@ -26,7 +28,7 @@ OUTPUT = "output, prefill included"
 
 LABEL = "the model is a label; the tool did not query the server"
 QUEUED = "cases that are no faster than at a lower concurrency: requests may have waited, and how many ran is not in the file"
-UNKNOWN_USERS = "the run has neither a limit of requests in parallel nor their mean latency (mean_e2el_ms)"
+UNKNOWN_USERS = "how many requests ran in parallel is unknown: the run has neither a limit nor mean latencies (mean_ttft_ms)"
 
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
@@ -61,6 +63,16 @@ def reader(content: Content) -> Callable[[str, Content], Iterator[Figure]] | Non
     return None
 
 
+def _real(value: str | float) -> float:
+    """A number of JSON, or the text of one in CSV."""
+    return number(value.strip()) if isinstance(value, str) else float(value)
+
+
+def _whole(value: str | float) -> int:
+    """An integer of JSON, or the text of one in CSV."""
+    return integer(value.strip()) if isinstance(value, str) else int(value)
+
+
 def _sweep(file: str, content: Content) -> Iterator[Figure]:
     metadata = content["metadata"]
     model = str(metadata["model"])
@@ -72,13 +84,13 @@ def _sweep(file: str, content: Content) -> Iterator[Figure]:
             case = replace(case, notes=(*case.notes, QUEUED))
         yield case
     for context, row in (content.get("prefill") or {}).items():
-        tokens, seconds = int(row.get("prompt_tokens") or context), row["ttft_seconds"]
-        yield Figure(file, model, "prefill", 1, tokens, float(row["tok_per_sec"]), seconds=seconds, notes=(LABEL,))
+        tokens, seconds = _whole(row.get("prompt_tokens") or context), row["ttft_seconds"]
+        yield Figure(file, model, "prefill", 1, tokens, _real(row["tok_per_sec"]), seconds=seconds, notes=(LABEL,))
 
 
 def _sweep_case(file: str, model: str, metadata: Content, row: Content) -> Figure:
-    concurrency, notes = int(row["concurrency"]), [LABEL]
-    tok_s = float(row["aggregate_tps"] if "aggregate_tps" in row else row["aggregate_tps_mean"])
+    concurrency, notes = _whole(row["concurrency"]), [LABEL]
+    tok_s = _real(row["aggregate_tps"] if "aggregate_tps" in row else row["aggregate_tps_mean"])
     tokens, seconds = row.get("total_tokens"), row.get("measurement_seconds") or row.get("wall_time")
     if tok_s == 0 and tokens and seconds and not row.get("num_errors"):
         tok_s = tokens / seconds
@@ -91,7 +103,7 @@ def _sweep_case(file: str, model: str, metadata: Content, row: Content) -> Figur
     acceptance = _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean")))
     if acceptance and not row.get("server_spec_drafts"):
         notes.append("an acceptance is that since the server's start, not of the case")
-    context = int(row["context_tokens"])
+    context = _whole(row["context_tokens"])
     return Figure(
         file,
         model,
@@ -145,11 +157,11 @@ def _prefill_share(metadata: Content, row: Content, tok_s: float) -> float:
     if window := row.get(
         "measurement_seconds"
     ):  # begins when all requests in parallel decode; a request that ends is followed by another
-        return float(max(0, (row.get("request_count") or 0) - concurrency) * ttft / (concurrency * window))
+        return _real(max(0, (row.get("request_count") or 0) - concurrency) * ttft / (concurrency * window))
     wall = row.get("wall_time")
     if not wall and tok_s > 0 and metadata.get("max_tokens"):  # until all answers or the time end
         wall = min(metadata.get("duration_per_test") or float("inf"), metadata["max_tokens"] * concurrency / tok_s)
-    return float(ttft / wall) if wall and _over_wall_time(metadata, row, tok_s) else 0.0
+    return _real(ttft / wall) if wall and _over_wall_time(metadata, row, tok_s) else 0.0
 
 
 def _share(value: float | None) -> float | None:
@@ -160,15 +172,15 @@ def _share(value: float | None) -> float | None:
 def _llama_benchy(file: str, content: Content) -> Iterator[Figure]:
     model = str(content["model"])
     for run in content["benchmarks"]:
-        concurrency, length = int(run["concurrency"]), int(run["response_size"])
-        context = int(run["context_size"]) + int(run["prompt_size"])
-        cached = bool(content["prefix_caching_enabled"]) and int(run["context_size"]) > 0
+        concurrency, length = _whole(run["concurrency"]), _whole(run["response_size"])
+        context = _whole(run["context_size"]) + _whole(run["prompt_size"])
+        cached = bool(content["prefix_caching_enabled"]) and _whole(run["context_size"]) > 0
         if decode := run.get("tg_throughput"):
             notes = (f"llama-benchy counts events of streams as tokens; answers of {length:,} tokens",)
-            yield Figure(file, model, "decode", concurrency, context, float(decode["mean"]), float(decode["std"]), notes=notes)
+            yield Figure(file, model, "decode", concurrency, context, _real(decode["mean"]), _real(decode["std"]), notes=notes)
         if prefill := run.get("pp_throughput"):
             refused = "prefill after a cached prefix" if cached and not run["is_context_prefill_phase"] else ""
-            figures = float(prefill["mean"]), float(prefill["std"])
+            figures = _real(prefill["mean"]), _real(prefill["std"])
             yield Figure(file, model, "prefill", concurrency, context, *figures, refused=refused)
 
 
@@ -183,13 +195,13 @@ def _llama_benchy_csv(file: str, content: Content) -> Iterator[Figure]:
     for row, test in zip(content, tests, strict=True):
         if test is None:
             raise ValueError(f"test_name {row['test_name']!r} is none of llama-benchy")
-        depth, concurrency, prefill = int(test[4] or 0), int(test[5] or 1), test[2] == "pp"
-        size = 0 if test[1] else int(test[3]) if prefill else int(next(iter(prompts))) if len(prompts) == 1 else None
+        depth, concurrency, prefill = _whole(test[4] or 0), _whole(test[5] or 1), test[2] == "pp"
+        size = 0 if test[1] else _whole(test[3]) if prefill else _whole(next(iter(prompts))) if len(prompts) == 1 else None
         refused = "the length of its prompt is not in the file" if size is None else ""
         if depth and not test[1] and prefill:
             refused = "whether the context before its prompt was cached is not in the file"
         notes = () if prefill else (f"llama-benchy counts events of streams as tokens; answers of {test[3] or '?'} tokens",)
-        figures = float(row["t_s_mean"]), float(row["t_s_std"] or 0)
+        figures = _real(row["t_s_mean"]), _real(row["t_s_std"] or 0)
         what = "prefill" if prefill else "decode"
         yield Figure(file, row["model"], what, concurrency, depth + (size or 0), *figures, refused=refused, notes=notes)
 
@@ -217,7 +229,7 @@ def _guidellm(file: str, content: Content) -> Iterator[Figure]:
 def _mean(distribution: dict[str, Any] | None) -> float | None:
     """The mean over successful requests of a StatusDistributionSummary."""
     successful = (distribution or {}).get("successful")
-    return None if successful is None else float(successful["mean"])
+    return None if successful is None else _real(successful["mean"])
 
 
 def _aiperf(file: str, content: Content) -> Iterator[Figure]:
@@ -225,13 +237,13 @@ def _aiperf(file: str, content: Content) -> Iterator[Figure]:
     phases = [phase for phase in config.get("phases") or [] if phase.get("name") != "warmup"]
     notes, concurrency = [f"aiperf {content.get('aiperf_version', 'of unknown version')}"], None
     if phases and phases[-1].get("concurrency"):
-        concurrency = int(phases[-1]["concurrency"])
+        concurrency = _whole(phases[-1]["concurrency"])
     elif "request_throughput" in content and "request_latency" in content:  # Little's law
         concurrency = max(1, round(content["request_throughput"]["avg"] * content["request_latency"]["avg"] / 1000))
         notes.append("concurrency is the mean number of requests in parallel")
     models = (config.get("models") or {}).get("items") or [{}]
     model = str(models[0].get("name", ""))
-    failed = int((content.get("error_request_count") or {}).get("avg") or 0)
+    failed = _whole((content.get("error_request_count") or {}).get("avg") or 0)
     refused = ""
     if content.get("was_cancelled"):
         refused = "the run was cancelled"
@@ -243,31 +255,48 @@ def _aiperf(file: str, content: Content) -> Iterator[Figure]:
     case = partial(Figure, file, model, refused=refused, notes=tuple(notes))
     per_user = content.get("output_token_throughput_per_user")
     if per_user and concurrency:
-        yield case("decode", concurrency, context, concurrency * float(per_user["avg"]))
-    total = float(content["output_token_throughput"]["avg"])
+        yield case("decode", concurrency, context, concurrency * _real(per_user["avg"]))
+    total = _real(content["output_token_throughput"]["avg"])
     yield case(OUTPUT, concurrency, context, total)
 
 
 def _serving(file: str, content: Content) -> Iterator[Figure]:
     """``vllm bench serve`` and ``sglang.bench_serving``: the same keys but for the concurrency without a limit."""
-    completed, requests = int(content["completed"]), int(content.get("num_prompts") or content["completed"])
-    limit, at_once = content.get("max_concurrency"), content.get("concurrency")
-    if latency := content.get("mean_e2el_ms", content.get("mean_e2e_latency_ms")):  # Little's law
-        at_once = at_once or completed / float(content["duration"]) * float(latency) / 1000
-    concurrency = min(int(limit), requests) if limit else max(1, round(float(at_once))) if at_once else None
-    notes = ["concurrency is the mean number of requests in parallel"] if concurrency and not limit else []
+    completed, requests = _whole(content["completed"]), _whole(content.get("num_prompts") or content["completed"])
+    limit, (mean, notes) = content.get("max_concurrency"), _mean_in_parallel(content, completed)
+    if limit and (mean is None or not _has_rate(content)):
+        mean, notes = float(min(_whole(limit), requests)), []
+    concurrency = max(1, round(mean)) if mean else None
     if content.get("failed"):
         notes.append(f"{content['failed']} of {requests} requests failed")
     refused = "" if concurrency else UNKNOWN_USERS
     if not completed:
         refused = "no request was successful"
-    tokens, seconds = int(content["total_output_tokens"]), float(content["duration"])
-    context = round(int(content["total_input_tokens"]) / max(1, completed))
+    tokens, seconds = _whole(content["total_output_tokens"]), _real(content["duration"])
+    context = round(_whole(content["total_input_tokens"]) / max(1, completed))
     case = partial(Figure, file, str(content.get("model_id") or ""), tokens=tokens, seconds=seconds, refused=refused)
-    if content["mean_tpot_ms"] and concurrency:
-        decoding = concurrency if limit else float(at_once or concurrency)
-        yield case("decode", concurrency, context, decoding * 1000 / float(content["mean_tpot_ms"]), notes=tuple(notes))
-    yield case(OUTPUT, concurrency, context, float(content["output_throughput"]), notes=tuple(notes))
+    if content["mean_tpot_ms"] and mean:
+        yield case("decode", concurrency, context, mean * 1000 / _real(content["mean_tpot_ms"]), notes=tuple(notes))
+    yield case(OUTPUT, concurrency, context, _real(content["output_throughput"]), notes=tuple(notes))
+
+
+def _has_rate(content: Content) -> bool:
+    """Whether a run has a request rate beside its limit of requests in parallel, so that fewer may have run."""
+    rate = content.get("request_rate")  # "inf" of vLLM, Infinity of SGLang, which is read as None: all requests at once
+    return isinstance(rate, int | float) and rate > 0
+
+
+def _mean_in_parallel(content: Content, completed: int) -> tuple[float | None, list[str]]:
+    """The mean number of requests in parallel by Little's law, None if it is unknown, and notes on it."""
+    notes = ["concurrency is the mean number of requests in parallel"]
+    if mean := content.get("concurrency"):  # SGLang measures it
+        return _real(mean), notes
+    latency = content.get("mean_e2el_ms", content.get("mean_e2e_latency_ms"))
+    first, each = content.get("mean_ttft_ms"), content.get("mean_tpot_ms")
+    if not latency and first and each and completed:
+        latency = _real(first) + _real(each) * (_whole(content["total_output_tokens"]) / completed - 1)
+        notes.append("latencies are not in the file: they are estimated from the times of the first and of further tokens")
+    return (completed / _real(content["duration"]) * _real(latency) / 1000, notes) if latency else (None, [])
 
 
 OBJECTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...] = (

@@ -65,19 +65,41 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
 
 
 def _load(path: Path) -> Any:
-    """The content of a JSON file, or the rows of a CSV file."""
+    """The content of a JSON file, the runs of a file of JSON lines, or the rows of a CSV file, whatever its name."""
+    hint = f"name a published result file; known: {foreign_formats.KNOWN}"
     try:
-        content = read_input(path)
-        if path.suffix.lower() != ".csv":
-            return parse_json(content)
-        return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+        text = read_input(path).decode("utf-8-sig").strip()
+        if text[:1] in ("{", "["):
+            return _documents(text)
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "name a published result file") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8: {error.reason} at byte {error.start}", hint) from error
     except csv.Error as error:
-        raise BadInput(f"{path} is not CSV: {error}", "name a published result file") from error
+        raise BadInput(f"{path} is not CSV: {error}", hint) from error
     except ValueError as error:
-        kind = "CSV" if path.suffix.lower() == ".csv" else "JSON"
-        raise BadInput(f"{path} is not {kind}: {error}", "name a published result file") from error
+        raise BadInput(f"{path} is not JSON: {error}", hint) from error
+    if not rows or len(rows[0]) < 2:
+        raise BadInput(f"{path} is neither JSON nor CSV with columns", hint)
+    if missing := foreign_formats.CSV_KEYS - rows[0].keys():
+        raise BadInput(
+            f"{path} is CSV without llama-benchy's columns {', '.join(sorted(missing))}: CSV of other tools is not read",
+            f"name the JSON file of its tool; known: {foreign_formats.KNOWN}",
+        )
+    return rows
+
+
+def _documents(text: str) -> Any:
+    """A JSON document; of several lines with an object each, such as runs appended to one file, a list."""
+    lines = text.splitlines()
+    if len(lines) > 1 and all(line.startswith("{") and line.endswith("}") for line in map(str.strip, lines) if line):
+        return _Runs(parse_json(line, lenient=True) for line in lines if line.strip())
+    return parse_json(text, lenient=True)
+
+
+class _Runs(list[Any]):
+    """The runs of a file of JSON lines."""
 
 
 def _figures(path: Path, content: Any) -> list[Figure]:
@@ -86,6 +108,8 @@ def _figures(path: Path, content: Any) -> list[Figure]:
     Raises:
         BadInput: the format is unknown, or a case is not of it.
     """
+    if isinstance(content, _Runs):
+        return [figure for run in content for figure in _figures(path, run)]
     reader = foreign_formats.reader(content)
     if reader is None:
         raise BadInput(f"{path} has an unknown format", f"known: {foreign_formats.KNOWN}")
