@@ -16,6 +16,8 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.hosts.doctor import CHECKS
 from sm120kit.recipes import configurations
+from sm120kit.recipes.configurations import Speculation
+from sm120kit.serving.fit import planned
 
 GOOD = (data_root() / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml").read_text()
 
@@ -33,6 +35,30 @@ def test_every_configuration_has_valid_references(name: str) -> None:
         assert any(argument.startswith("--speculative") for argument in configuration.arguments)
     flags = [argument for argument in configuration.arguments if argument.startswith("--")]
     assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize("name", configurations.names())
+def test_every_configuration_parses_answers_states_a_context_and_fits(name: str) -> None:
+    configuration = configurations.load(name)
+    for meaning in ("reasoning_parser", "tool_parser", "context"):
+        assert configuration.option_for(meaning), meaning
+    fit = planned(configuration)
+    assert fit and fit.capacity_tokens is not None, fit.why_no_kv if fit else "the sizes are not recorded"
+    assert fit.context and fit.context <= fit.capacity_tokens, fit.lines()
+
+
+def test_planned_memory_has_draft_model_and_tables_on_the_host() -> None:
+    base = configurations.load("qwen3.8-27b-fp8-1x-rtx-pro-6000")
+    plain = planned(base)
+    assert plain and plain.weight_bytes == 30_900_000_000
+    drafting = base.model_copy(update={"speculation": Speculation(method="dflash", draft_tokens=3, gigabytes=4, kv_bytes=1000)})
+    more = planned(drafting)
+    assert more and (more.weight_bytes, more.kv_bytes_per_token) == (34_900_000_000, (plain.kv_bytes_per_token or 0) + 1000)
+    tables = base.model_copy(update={"model": base.model.model_copy(update={"host_gigabytes": 10.0})})
+    less = planned(tables)
+    assert less and less.weight_bytes == 20_900_000_000
+    shared = tables.model_copy(update={"hardware": base.hardware.model_copy(update={"unified": True})})
+    assert (planned(shared) or plain).weight_bytes == 30_900_000_000, "the host's memory is the GPU's"
 
 
 def load_error(tmp_path: Path, old: str, new: str) -> str:

@@ -26,6 +26,10 @@ GPUS: dict[str, dict[str, Any]] = {
 """GPUs by a part of ``hardware.gpu``: SMs and memory of NVIDIA's product pages."""
 
 
+SELECTS_NOTHING = ("reasoning_parser", "tool_parser", "context")
+"""Meanings of options that do not matter for back-ends."""
+
+
 def record_path(recipe: str) -> Path:
     """Path of the record of a recipe."""
     return data_roots.find("engines", f"{recipe}.backends.json")
@@ -83,14 +87,26 @@ def case(configuration: Configuration) -> dict[str, Any] | None:
 
 
 def inputs(configuration: Configuration) -> dict[str, Any]:
-    """What a selection depends on; a record whose inputs are not those of its configuration is out of date."""
+    """What a selection depends on; a record whose inputs are not those of its configuration is out of date.
+
+    Parsers of answers and the length of sequences select no back-end.
+    """
     path = model_path(configuration)
     return {
-        "arguments": list(configuration.arguments),
+        "arguments": _selecting(configuration),
         "environment": dict(sorted(configuration.environment.items())),
         "gpu": gpu(configuration),
         "model": file_sha256(path) if path.is_file() else "",
     }
+
+
+def _selecting(configuration: Configuration) -> list[str]:
+    """The arguments without the options of :data:`SELECTS_NOTHING`."""
+    engine, words = configuration.served_by, [*configuration.arguments]
+    names = {name for meaning in SELECTS_NOTHING for name in engine.options.get(meaning, ())}
+    for name in names & {*words}:
+        del words[words.index(name) : words.index(name) + 2]
+    return [word for word in words if word not in engine.tool_arguments]
 
 
 def gpu(configuration: Configuration) -> dict[str, Any]:

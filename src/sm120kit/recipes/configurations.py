@@ -36,8 +36,9 @@ ReproducibilityClass = Literal["pinned", "partially-pinned", "withdrawn", "not-f
 class Model(Strict):
     """The checkpoint. ``revision`` is a commit of its repository, or ``unpinned``, for the reason ``why_unpinned``.
 
-    ``gigabytes`` (10^9 bytes) is the size of its weights, None if it is not published. ``needs_mtp``: the configuration uses
-    the checkpoint's own multi-token-prediction tensors for speculative decoding.
+    ``gigabytes`` (10^9 bytes) is the size of its weights, None if it is not published, and ``host_gigabytes`` the part that the
+    engine keeps in the host's memory, such as tables of n-grams. ``needs_mtp``: the configuration uses the checkpoint's own
+    multi-token-prediction tensors for speculative decoding.
     """
 
     repository: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
@@ -45,6 +46,7 @@ class Model(Strict):
     why_unpinned: str = ""
     quantization: str = ""
     gigabytes: Annotated[float, Field(gt=0)] | None = None
+    host_gigabytes: Annotated[float, Field(ge=0)] = 0.0
     needs_mtp: bool = False
 
 
@@ -90,10 +92,16 @@ class Deviation(Strict):
 
 
 class Speculation(Strict):
-    """Speculative decoding: ``draft_tokens`` is the most tokens that are drafted in a step."""
+    """Speculative decoding: ``draft_tokens`` is the most tokens that are drafted in a step.
+
+    ``gigabytes`` (10^9 bytes) are the weights of a draft model of its own, and ``kv_bytes`` what it keeps of a token, of all
+    GPUs together.
+    """
 
     method: Text
     draft_tokens: Count
+    gigabytes: Annotated[float, Field(ge=0)] = 0.0
+    kv_bytes: Annotated[int, Field(ge=0)] = 0
 
 
 class BadVersion(Strict):

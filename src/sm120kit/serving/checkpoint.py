@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -147,36 +148,63 @@ def read_files(files: ModelFiles) -> Checkpoint:
         if missing:
             raise BadInput(f"{files.source}: {name} lacks the tensor {missing[0]}, which {INDEX} lists in it", DOWNLOAD)
         every |= shard
-    try:
+    with _form_required(files.source):
         sizes: Counter[str] = Counter()
         for tensor in every.values():
             sizes[tensor.dtype] += tensor.bytes
         modelopt = _json(files, QUANTIZATION).get("quantization", {}) if QUANTIZATION in present else {}
-        method, claimed, kv = _quantization(config, modelopt)
-        cache, why = kv_cache(text)
         layers = count(text, "num_hidden_layers", LAYER_LIMIT)
-        return Checkpoint(
-            source=files.source,
-            architectures=_names(config, "architectures"),
-            quantization=method,
+        return replace(
+            _described(config, files.source, sum(sizes.values()), modelopt),
             vector_sizes=_vector_sizes(every),
-            claimed_vector_size=claimed,
-            kv_quantization=kv,
             tensors=len(every),
-            weight_bytes=sum(sizes.values()),
             bytes_by_dtype=dict(sizes.most_common()),
             bf16=tuple(sorted(name for name, tensor in every.items() if tensor.dtype == "BF16")),
             mtp=tuple(sorted(name for name in every if _is_mtp(name, layers))),
-            mtp_layers=next(filter(None, (count(text, key, LAYER_LIMIT) for key in MTP_LAYERS)), 0),
             outside=tuple(sorted({name for name in present if name.endswith(".safetensors")} - set(names))),
-            context=count(text, "max_position_embeddings", CONTEXT_LIMIT),
-            kv_cache=cache,
-            why_no_kv=why,
         )
+
+
+def described(config: dict[str, Any], source: str, weight_bytes: int) -> Checkpoint:
+    """A model by its ``config.json``: no tensor is known, only the size of all.
+
+    Raises:
+        BadInput: a value is not of the form of a ``config.json``.
+    """
+    with _form_required(source):
+        return _described(config, source, weight_bytes, {})
+
+
+@contextmanager
+def _form_required(source: str) -> Iterator[None]:
+    try:
+        yield
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-        raise BadInput(
-            f"{files.source}: a value in its JSON files is not of the form of a checkpoint: {error}", DOWNLOAD
-        ) from error
+        raise BadInput(f"{source}: a value in its JSON files is not of the form of a checkpoint: {error}", DOWNLOAD) from error
+
+
+def _described(config: dict[str, Any], source: str, weight_bytes: int, modelopt: Mapping[str, Any]) -> Checkpoint:
+    text = language_model(config)
+    method, claimed, kv = _quantization(config, modelopt)
+    cache, why = kv_cache(text)
+    return Checkpoint(
+        source=source,
+        architectures=_names(config, "architectures"),
+        quantization=method,
+        vector_sizes=(),
+        claimed_vector_size=claimed,
+        kv_quantization=kv,
+        tensors=0,
+        weight_bytes=weight_bytes,
+        bytes_by_dtype={},
+        bf16=(),
+        mtp=(),
+        mtp_layers=next(filter(None, (count(text, key, LAYER_LIMIT) for key in MTP_LAYERS)), 0),
+        outside=(),
+        context=count(text, "max_position_embeddings", CONTEXT_LIMIT),
+        kv_cache=cache,
+        why_no_kv=why,
+    )
 
 
 def header(path: Path) -> dict[str, Tensor]:

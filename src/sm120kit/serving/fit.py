@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
 from sm120kit.core.outside import number, parse_json
 from sm120kit.images.backends import model_path
 from sm120kit.images.image_records import VerifiedImage
-from sm120kit.recipes.configurations import Configuration
-from sm120kit.serving.checkpoint import Checkpoint
+from sm120kit.recipes.architectures import of_checkpoint
+from sm120kit.recipes.configurations import Configuration, Speculation
+from sm120kit.serving.checkpoint import Checkpoint, described
 from sm120kit.serving.kv_cache import Split
 
 SHARE = 0.9
 """Share of a GPU's memory that an engine takes for weights and KV cache if the configuration does not set it."""
+NO_DRAFTS = Speculation.model_construct(method="none", draft_tokens=0, gigabytes=0.0, kv_bytes=0)
 STATES = 2
 """States of a sequence with prefix caching: one at the end of a block, one in use; and one for each draft token (vLLM 0.33.0,
 vllm/v1/kv_cache_interface.py).
@@ -149,6 +151,19 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
     return fit
 
 
+def planned(configuration: Configuration) -> Fit | None:
+    """Memory use of a configuration with its own checkpoint and GPUs, as they are recorded; None if their sizes are not."""
+    path, hardware = model_path(configuration), configuration.hardware
+    listed = of_checkpoint(configuration.model.repository)
+    gigabytes = configuration.model.gigabytes or (listed[1].gigabytes if listed else None)
+    if not (path.is_file() and gigabytes and hardware.memory_gb):
+        return None
+    recorded = parse_json(path.read_bytes())
+    model = described(recorded["config"], recorded["repository"], int(gigabytes * 1e9))
+    gpu = Device(0, hardware.gpu, int(hardware.memory_gb * 1e9))
+    return _fit(configuration, model, tuple(replace(gpu, number=number) for number in range(hardware.gpus_per_node)))
+
+
 def require_architecture(configuration: Configuration, model: Checkpoint) -> None:
     """Require the architecture of the configuration's own model, if that is recorded in ``recipes/checkpoints/``.
 
@@ -221,7 +236,7 @@ def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ..
         gpus=gpus,
         memory_bytes=memory,
         share=_share(share) if share else SHARE,
-        weight_bytes=model.weight_bytes // configuration.hardware.gpus,
+        weight_bytes=_weight_bytes(configuration, model),
         kv_bytes_per_token=sizes_of_kv[0],
         why_no_kv=why,
         context=(configuration.served_by.integer(length) if length else None) or model.context,
@@ -233,10 +248,11 @@ def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ..
 def _kv_sizes(configuration: Configuration, model: Checkpoint, element: float, memory: int | None) -> tuple[int, int, float]:
     """Bytes per token and of one sequence's windows and states, and the share of the memory that tokens can take."""
     assert model.kv_cache
-    drafts = configuration.speculation.draft_tokens if configuration.speculation else 0
+    drafting = configuration.speculation or NO_DRAFTS
+    drafts = drafting.draft_tokens
     cache = model.kv_cache.with_drafts(model.mtp_layers if configuration.model.needs_mtp else 0)
     split = Split(configuration.tensor_parallel, configuration.pipeline_parallel)
-    per_token = cache.token_bytes(element, split)
+    per_token = cache.token_bytes(element, split) + drafting.kv_bytes / split.gpus
     windows = cache.window_bytes(element, _in_flight(configuration, memory), split)
     states = cache.state_bytes(split, drafts) * (STATES + drafts)
     pools = {name: _pool(configuration, name) for name in configuration.served_by.pools}
@@ -248,6 +264,13 @@ def _kv_sizes(configuration: Configuration, model: Checkpoint, element: float, m
         if kept.window and kept.element is None
     )
     return math.ceil(per_token + pools["windows"] * plain), 0, 1 / (1 + pools["states"]) if states else 1.0
+
+
+def _weight_bytes(configuration: Configuration, model: Checkpoint) -> int:
+    """The weights on each GPU: without what the host keeps beside it, with those of a draft model."""
+    hardware, drafting = configuration.hardware, configuration.speculation or NO_DRAFTS
+    host = 0 if hardware.unified else configuration.model.host_gigabytes
+    return int(model.weight_bytes - (host - drafting.gigabytes) * 1e9) // hardware.gpus
 
 
 def _pool(configuration: Configuration, name: str) -> float:
