@@ -250,7 +250,7 @@ def test_ctrl_c(site: Site) -> None:
     assert "waiting for another sm120kit" in child.stderr.readline()
     time.sleep(0.2)
     child.send_signal(signal.SIGINT)
-    output = child.communicate(timeout=20)[1]
+    output = child.communicate(timeout=60)[1]
     assert child.returncode == 130 and "interrupted" in output and "Traceback" not in output
     for file in locks:
         file.close()

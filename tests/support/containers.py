@@ -97,7 +97,7 @@ def registry(root: Path) -> Iterator[str]:
     with (root / "log").open("wb") as log:
         child = subprocess.Popen(["docker-registry", "serve", str(root / "config.yml")], stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError), socket.create_connection(_host_and_port(address), timeout=1):
                 break

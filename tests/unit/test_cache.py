@@ -500,7 +500,7 @@ def test_removal_waits_for_running_commands(workspace: Workspace) -> None:
         assert message.startswith(f"waiting for other commands that use {workspace.root} (process {holder.pid} of user ")
         assert remaining(workspace) == {ABSENT}
         holder.kill()
-        assert waiting.wait(timeout=20) == 0
+        assert waiting.wait(timeout=60) == 0
         waiting.stderr.close()
     assert remaining(workspace) == set()
 

@@ -186,7 +186,7 @@ def test_unfinished_directory_of_a_killed_process_is_removed(compiler: Compiler,
 
 def test_interrupt_ends_compilers_and_keeps_finished_results(compiler: Compiler, tmp_path: Path) -> None:
     """The first emulation is finished and the others hang in the compiler when their process receives SIGINT twice."""
-    compiler.behave(f'grep -q "TILE_K 64$" $unit || {{ echo $$ >> {tmp_path}/pids; exec sleep 60; }}')
+    compiler.behave(f'grep -q "TILE_K 64$" $unit || {{ echo $$ >> {tmp_path}/pids; exec sleep 600; }}')
     make_emulator(tmp_path)
     program = f"""
 from pathlib import Path
@@ -200,7 +200,7 @@ emulator = Emulator(home / "cutlass", Toolchain(home, "13.0.88", str(home / "c++
 emulator.run_all(Mainloop("dense", "nvfp4", 128, 128, k, False, False, 2) for k in (64, 128, 256, 512))
 """
     child = subprocess.Popen([sys.executable, "-c", program], env={**os.environ}, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     pids = tmp_path / "pids"
     while not (pids.exists() and pids.read_text().strip()):
         assert time.monotonic() < until
@@ -209,7 +209,7 @@ emulator.run_all(Mainloop("dense", "nvfp4", 128, 128, k, False, False, 2) for k 
     for _ in range(2):  # timeout(1) sends it to the process and to its group
         child.send_signal(signal.SIGINT)
         time.sleep(0.01)
-    child.wait(timeout=10)
+    child.wait(timeout=60)
     assert not any(program.is_running() and program.status() != psutil.STATUS_ZOMBIE for program in compilers)
     cached = sorted(path for path in (tmp_path / "cache" / "emulate").iterdir() if path.name != "locks")
     assert [(path / "none.json").is_file() for path in cached] == [True]

@@ -121,17 +121,17 @@ def test_tied_child_ends_with_parent(tmp_path: Path, by: signal.Signals) -> None
 import signal
 from sm120kit.core import console, process, reporting
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, as in the background of a shell
-process.run(['/bin/sh', '-c', 'echo $$ > {pid_file}; exec sleep 60'], tied=True)
+process.run(['/bin/sh', '-c', 'echo $$ > {pid_file}; exec sleep 600'], tied=True)
 """
     parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ}, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not (pid_file.exists() and pid_file.read_text().strip()):
         assert time.monotonic() < until
         time.sleep(0.01)
     child = psutil.Process(int(pid_file.read_text()))
     parent.send_signal(by)
     parent.wait()
-    psutil.wait_procs([child], timeout=10)
+    psutil.wait_procs([child], timeout=60)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 

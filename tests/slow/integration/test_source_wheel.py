@@ -413,10 +413,10 @@ def test_rebuild_after_sigterm_in_another_directory_gives_same_bytes(engine: Eng
     while build.poll() is None and not any("host.cpp.o" in log.read_text() for log in state.glob("work/*/.ninja_log")):
         time.sleep(0.02)
     build.send_signal(signal.SIGTERM)
-    assert build.wait(timeout=20) == -signal.SIGTERM
+    assert build.wait(timeout=60) == -signal.SIGTERM
     (work,) = state.glob("work/*")
     assert not list(state.glob("build/vllm/*"))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while running := programs_in(work):
         assert time.monotonic() < deadline, running
         time.sleep(0.1)
