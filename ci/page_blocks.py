@@ -86,14 +86,17 @@ def _section(kind: str, gpus: int, found: list[Configuration]) -> Iterator[str]:
         yield f"| `{one.name}` | {one.engine} | {_published(one)} | {_expected(one)} |\n"
 
 
-def _figure(configuration: Configuration) -> Reference:
+def _figure(configuration: Configuration) -> Reference | None:
     """The first published figure that was not withdrawn; if possible one that was measured with what the configuration has."""
-    return min(configuration.reference, key=lambda figure: (figure.reproducibility in DOUBTED, bool(figure.differs)))
+    figures = configuration.reference
+    return min(figures, key=lambda figure: (figure.reproducibility in DOUBTED, bool(figure.differs)), default=None)
 
 
 def _published(configuration: Configuration) -> str:
     """A figure and its concurrency; ``*`` if it was measured with what the configuration lacks."""
     figure = _figure(configuration)
+    if figure is None:
+        return "none"
     value = f"{figure.value:g}-{figure.highest:g}" if figure.highest else f"{figure.value:g}"
     concurrency = f" at concurrency {figure.concurrency}" if figure.concurrency > 1 else ""
     claim = f", {figure.reproducibility}" if figure.reproducibility in DOUBTED else ""
@@ -104,7 +107,8 @@ def _expected(configuration: Configuration) -> str:
     """The expected rate at that concurrency; with drafts, for no accepted draft to all."""
     gpus = (configuration.hardware.gpu,) * configuration.hardware.gpus
     cases = expected_cases(configuration, (), RooflineInputs(gpus=gpus))
-    concurrency = _figure(configuration).concurrency
+    figure = _figure(configuration)
+    concurrency = figure.concurrency if figure else 1
     found = next((case.expected for case in cases if case.expected.concurrency == concurrency), None)
     if found is None:
         return "not modelled"

@@ -143,8 +143,10 @@ def select(engine: recipes.EngineRecipe, python: Path, scratch: Path, cases: dic
 
 def entry(configuration: configurations.Configuration, answer: dict[str, Any] | None) -> dict[str, Any]:
     """The entry of a configuration in a record."""
-    reason = "" if answer else "the config.json of its checkpoint is not established"
-    return backends.inputs(configuration) | {"not_validated": reason, **(answer or {"refusal": "", "selected": {}})}
+    return backends.inputs(configuration) | {
+        "not_validated": backends.not_validated(configuration),
+        **(answer or {"refusal": "", "selected": {}}),
+    }
 
 
 def write_stub(site: Path, directory: Path) -> None:

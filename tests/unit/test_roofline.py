@@ -147,17 +147,18 @@ def test_bytes_match_published_checkpoints() -> None:
     assert compared >= 8
 
 
-def test_every_configuration_has_a_roofline() -> None:
-    """Except those that an architecture cannot express: windows of 128 tokens (gpt-oss), compressed caches (DeepSeek V4).
+NOT_MODELLED = ("gpt-oss", "deepseek-v4", "gemma-4", "glm-5.3", "mimo", "minimax-m3", "nemotron", "qwen3.8-flash-next")
+"""Models that an architecture cannot express: windows, compressed caches, Mamba, sparse attention over K and V, n-gram tables."""
 
-    The network between several machines is not modelled.
-    """
+
+def test_every_configuration_has_a_roofline() -> None:
+    """The network between several machines is not modelled."""
     for name in configurations.names():
         configuration = configurations.load(name)
         if configuration.hardware.nodes > 1:
             continue
         assert roofline.gpu_kind(configuration.hardware.gpu), name
-        assert bool(roofline.model_of(configuration.model.repository)) != name.startswith(("gpt-oss", "deepseek-v4")), name
+        assert bool(roofline.model_of(configuration.model.repository)) != name.startswith(NOT_MODELLED), name
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ GPUS: dict[str, dict[str, Any]] = {
 """GPUs by a part of ``hardware.gpu``: SMs and memory of NVIDIA's product pages."""
 
 
-SELECTS_NOTHING = ("reasoning_parser", "tool_parser", "context")
+SELECTS_NOTHING = ("reasoning_parser", "tool_parser", "context", "memory_share")
 """Meanings of options that do not matter for back-ends."""
 
 
@@ -73,11 +73,10 @@ def expected(recipe: str, served: Iterable[Configuration]) -> dict[str, dict[str
 
 
 def case(configuration: Configuration) -> dict[str, Any] | None:
-    """The input of the program for a configuration; None if the ``config.json`` of its checkpoint is not established."""
-    path = model_path(configuration)
-    if not path.is_file():
+    """The input of the program for a configuration; None if there is a reason why it is not validated."""
+    if not_validated(configuration):
         return None
-    model = parse_json(path.read_bytes())
+    model = parse_json(model_path(configuration).read_bytes())
     return {
         "argv": list(arguments.serve_arguments(configuration, node=last_node(configuration))),
         "environment": {**configuration.environment},
@@ -86,10 +85,18 @@ def case(configuration: Configuration) -> dict[str, Any] | None:
     }
 
 
+def not_validated(configuration: Configuration) -> str:
+    """Why no selection is recorded for a configuration, "" if one is."""
+    path = model_path(configuration)
+    if not path.is_file():
+        return "the config.json of its checkpoint is not established"
+    return str(parse_json(path.read_bytes()).get("not_validated", ""))
+
+
 def inputs(configuration: Configuration) -> dict[str, Any]:
     """What a selection depends on; a record whose inputs are not those of its configuration is out of date.
 
-    Parsers of answers and the length of sequences select no back-end.
+    Parsers of answers, the length of sequences and the share of memory select no back-end.
     """
     path = model_path(configuration)
     return {

@@ -57,7 +57,7 @@ V4_BYTES, V4_INDEX_WINDOW = 584, 8
 """Bytes of DeepSeek-V4's vector: 448 FP8, 64 BF16, 8 of scales."""
 
 _OTHERS = re.compile(
-    r"moe|expert|mlp|dspark|dflash|block_(multiple_of|auto|ff)|rope|rotary|vision|audio|mtp|nextn|router|token|dropout|bias|norm|quant|compression_config|activation"
+    r"moe|expert|mlp|^ple_(embed|conv|layer)|index_kpool_\w+|index_share|dspark|dflash|engram|candidate|block_(multiple_of|auto|ff)|rope|rotary|vision|audio|mtp|nextn|router|token|dropout|bias|norm|quant|compression_config|activation"
     r"|ngram|^hc_|chunk_size_feed_forward|_freq$|time_step"
     r"|^(use_sliding_window|max_window_layers|decoder_sparse_step|architectures|q_lora_rank|qk_nope_head_dim|qk_head_dim"
     r"|query_pre_attn_scalar|hidden_size_per_layer_input"
@@ -263,7 +263,8 @@ def _alike(config: _Config, layers: int) -> tuple[str, ...]:
 def _kept(kind: str, config: _Config, layer: int) -> Iterator[Vectors | State | None]:
     """What a layer of a kind keeps; None for a state of unknown size."""
     if kind in V4_RATES or config.get("compress_ratios"):
-        yield from _deepseek_v4(config, V4_RATES.get(kind, 0))
+        sources = config.get("kv_source_layer_ids")
+        yield from _deepseek_v4(config, V4_RATES.get(kind, 0)) if sources is None else _deepseek_v41(config, layer, sources)
         return
     if kind in (STATE, BOTH):
         yield _state(config)
@@ -418,12 +419,23 @@ def _state(config: _Config) -> State | None:
     return None
 
 
+def _deepseek_v41(config: _Config, layer: int, sources: list[int]) -> Iterator[Vectors]:
+    """A layer of DeepSeek-V4.1: a window, and compressed vectors with keys of the index in the layers that others read."""
+    config.read.update(("index_source_layer_ids", "candidate_block_size", *_V4_OTHERS))
+    yield Vectors(1, V4_BYTES, config.number("sliding_window"), element=1)
+    if layer in sources:
+        rate, key = config["compress_ratios"][layer], config.number("index_head_dim")
+        yield Vectors(1, V4_BYTES, tokens=rate, element=1)
+        yield Vectors(1, key + 4 * math.ceil(key / 128), tokens=rate, element=1)
+
+
+_V4_OTHERS = ("compress_rates", "num_key_value_heads", "index_head_dim", "index_n_heads", "index_topk")
+
+
 def _deepseek_v4(config: _Config, rate: int) -> Iterator[Vectors]:
     """A layer of DeepSeek-V4: a window, compressed vectors, keys of the index, and the states of both compressors."""
     size, window = config.number("head_dim"), config.number("sliding_window")
-    config.read.update(
-        ("compress_rates", "num_key_value_heads", "qk_rope_head_dim", "index_head_dim", "index_n_heads", "index_topk")
-    )
+    config.read.update(_V4_OTHERS)
     yield Vectors(1, V4_BYTES, window, element=1)
     if not rate:
         return
