@@ -148,7 +148,7 @@ def test_bytes_match_published_checkpoints() -> None:
 
 
 NOT_MODELLED = ("gpt-oss", "deepseek-v4", "gemma-4", "glm-5.3", "mimo", "minimax-m3", "nemotron", "qwen3.8-flash-next")
-"""Models that an architecture cannot express: windows, compressed caches, Mamba, sparse attention over K and V, n-gram tables."""
+"""What an architecture cannot express: windows, compressed caches, Mamba, sparse attention over K and V, n-gram tables."""
 
 
 def test_every_configuration_has_a_roofline() -> None:
