@@ -26,9 +26,12 @@ from sm120kit.images.image_records import Check, CheckResult, Image, ImageContex
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes.recipe_records import Closure
+from sm120kit.recipes.target import resolve
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels import pipeline
+from sm120kit.wheels.build_records import BuildRequest, Stage
 
 BASE = f"debian@sha256:{'a' * 64}"
 LABELS = {"sm120kit.build-id": "f" * 64}
@@ -280,6 +283,24 @@ def test_disk_for_all_steps_of_a_build_is_required_before_the_first_download(tmp
     (workspace.downloads / wheel.sha256).mkdir(parents=True)
     (workspace.downloads / wheel.sha256 / wheel.filename).touch()
     assert delivery.missing_bytes("debian@sha256:" + "5" * 64, closure, options) == 0, "nothing is to be fetched"
+
+
+def test_disk_for_compiling_is_part_of_what_a_build_requires(tmp_path: Path) -> None:
+    options = Options(Workspace.open(tmp_path), origin=Origin(offline=True))
+    target = resolve("vllm-0.33.0", options).engine
+    assert target is not None
+    none, quick, every, own = (
+        pipeline.expected_disk_bytes(target, request)
+        for request in (BuildRequest(group="none"), BuildRequest(group="quick"), BuildRequest(), BuildRequest(from_source=True))
+    )
+    assert none == 0 < quick < every <= own and every > 5 * 2**30
+    assert pipeline.expected_disk_bytes(target, BuildRequest(group="quick", stage=Stage.PLAN)) == 0
+    free = shutil.disk_usage(tmp_path).free
+    closure = Closure("manylinux_2_35_x86_64", "3.11", (), "")
+    with pytest.raises(ResourceUnavailable, match=r"the image of vllm-0\.33\.0 needs"):
+        delivery.prepare("debian@sha256:" + "5" * 64, target.recipe, closure, options, free + 2**30)
+    options.workspace.build("flashinfer", "x").mkdir(parents=True)
+    assert pipeline.expected_disk_bytes(target, BuildRequest()) == 0, "it may have been compiled"
 
 
 def test_kernels_of_an_image_for_another_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,8 @@ def build(
         if report:
             build_output.show_shared(report, json=steps.json)
             return
-        base = delivery.prepare(base, delivered.recipe, delivered.closure, options)
+        needed = pipeline.expected_disk_bytes(delivered, request)
+        base = delivery.prepare(base, delivered.recipe, delivered.closure, options, needed)
     started = time.monotonic()
     with watcher() as watch:
         result = pipeline.build(target, request, watch)
@@ -159,15 +160,16 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
     from sm120kit.images import delivery, image_verification
     from sm120kit.patches.local import read_local
     from sm120kit.recipes.target import resolve, with_local
-    from sm120kit.wheels import image_wheels
+    from sm120kit.wheels import image_wheels, pipeline
     from sm120kit.wheels.build_records import BuildRequest
 
     local = read_local(patches, options.origin)
     target = with_local(resolve(recipe, options), local).engine
     assert target is not None
-    base = delivery.prepare("", target.recipe, target.closure, options)
+    request = BuildRequest()
+    base = delivery.prepare("", target.recipe, target.closure, options, pipeline.expected_disk_bytes(target, request))
     with watcher() as watch:
-        built = image_wheels.build(target, BuildRequest(), watch)
+        built = image_wheels.build(target, request, watch)
     image = delivery.engine_image(built, base, options).image
     report = image_verification.verify_once(image, options.workspace)
     if report.verified is None:

@@ -65,13 +65,17 @@ def image_(
             raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
         base = delivery.complete(base, target.recipe)
         pipeline.require_machine(target, build_request)
-        base = delivery.prepare(base, target.recipe, target.engine.closure, options)
+        base = delivery.prepare(
+            base, target.recipe, target.engine.closure, options, pipeline.expected_disk_bytes(target.engine, build_request)
+        )
         result = delivery.engine_image(image_wheels.build(target.engine, build_request), base, options)
     elif closure is None:
         raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not list the other wheels")
     else:
         wheels = delivery.read_closure(closure)
-        base = delivery.prepare(base, target.recipe, wheels, options)
+        base = delivery.prepare(
+            base, target.recipe, wheels, options, flashinfer.expected_disk_bytes(target.flashinfer, build_request)
+        )
         result = delivery.flashinfer_image(flashinfer.build(target.flashinfer, build_request), wheels, base, options)
     if json:
         console.json_data({"image": result.image.id, "content": result.image.content, "context": result.context.digest})

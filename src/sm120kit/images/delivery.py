@@ -79,11 +79,11 @@ def complete(base: str, recipe: recipes.Recipe) -> str:
     return base
 
 
-def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Options) -> str:
+def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Options, compiling_bytes: int = 0) -> str:
     """Complete a base, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
 
-    Base and wheels are fetched, the base is assembled, programs can run in that for this machine, and there is disk space for
-    the image.
+    ``compiling_bytes`` is the disk space for what is compiled for it. Base and wheels are fetched, the base is assembled,
+    programs can run in that for this machine, and there is disk space for the image.
 
     Raises:
         NotFound: see :func:`complete`; or neither daemon nor registry has the base.
@@ -105,6 +105,12 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
             f"{recipe.name} compiles kernels of b12x in its image; this machine, {platform.machine()}, runs no program of it",
             f"build it on a machine for {_machine(closure)}",
         )
+    if base not in bases.names():
+        from sm120kit.images import existing_base
+
+        existing_base.require_available(base, LocalImages(options.workspace).layout)
+    needed = compiling_bytes + missing_bytes(base, closure, options)
+    require_disk(options.workspace.root, needed, f"everything that the image of {recipe.name} needs")
     _prepare_layers(base, closure, options, recipe)
     return base
 
@@ -112,7 +118,6 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
 def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
     labels = {f"{contexts.LABEL}recipe": recipe.name, **contexts.exceptions(recipe)}
     workspace, store, wheels = options.workspace, LocalImages(options.workspace), closure.wheels
-    require_disk(workspace.root, missing_bytes(base, closure, options), f"everything that the image of {recipe.name} needs")
     if base in bases.names():
         # Programs of an image for another machine do not run here; its checks run with this machine's base.
         base_layers.debian_image(base, _machine(closure), options)

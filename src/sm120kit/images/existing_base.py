@@ -82,6 +82,16 @@ def fetch(reference: str, layout: Layout) -> str:
     return image.digest
 
 
+def require_available(reference: str, layout: Layout) -> None:
+    """Require that the daemon has a base that is given by its id, unless ``layout`` has it; before anything else is fetched.
+
+    Raises:
+        NotFound, DaemonUnreachable, RequirementMissing: see :func:`fetch`.
+    """
+    if "@" not in reference and layout.find(reference) is None:
+        _daemon_with(reference, required=True)
+
+
 def _daemon_with(reference: str, *, required: bool) -> Daemon | None:
     """The daemon if it has an image; None without a daemon unless it is ``required``."""
     try:

@@ -226,14 +226,36 @@ def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
     """
     from sm120kit.wheels import compile as compiling
 
-    recipe, workspace = target.recipe, target.options.workspace
-    if not recipes.group(recipe, request.group).modules:
-        return
-    selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
-    log = workspace.work(selection.directory) / compiling.LOG
-    compiled = log.is_file() or workspace.build(recipe.engine, "").is_dir()
-    if request.stage in (Stage.COMPILE, Stage.PACK) and not compiled and target.options.remote is None:
-        compiling.require_memory(*selection.largest_unit, target.options.memory_bytes)
+    if recipes.group(target.recipe, request.group).modules and _compiles_first(target, request):
+        compiling.require_memory(*_selection(target, request).largest_unit, target.options.memory_bytes)
+
+
+def expected_disk_bytes(target: FlashInferTarget, request: BuildRequest) -> int:
+    """The disk space for compiling a kernel group, estimated before its units are known; 0 where it may be compiled already.
+
+    Raises:
+        NotFound: the recipe has no such kernel group.
+    """
+    from sm120kit.wheels import compile as compiling
+
+    modules = recipes.group(target.recipe, request.group).modules
+    if not _compiles_first(target, request):
+        return 0
+    return compiling.DISK_PER_UNIT * compiling.UNITS_PER_MODULE * len(modules)
+
+
+def _selection(target: FlashInferTarget, request: BuildRequest) -> plans.Selection:
+    return plans.Selection(target.recipe, request.archs or target.recipe.archs, request.group)
+
+
+def _compiles_first(target: FlashInferTarget, request: BuildRequest) -> bool:
+    """Whether a build compiles, and neither an earlier one nor a remote cache can have what it compiles."""
+    from sm120kit.wheels import compile as compiling
+
+    workspace = target.options.workspace
+    log = workspace.work(_selection(target, request).directory) / compiling.LOG
+    compiled = log.is_file() or workspace.build(target.recipe.engine, "").is_dir()
+    return request.stage in (Stage.COMPILE, Stage.PACK) and not compiled and target.options.remote is None
 
 
 def _verified_lock(target: FlashInferTarget) -> Lock | None:
