@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -542,6 +543,11 @@ def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     assert bench_environment.revision(tmp_path) is None
     (metadata / "config.json.metadata").write_text(f"{commit}\netag\n1770000000.0\n")
     assert bench_environment.revision(tmp_path) == commit
+    (metadata / "config.json.metadata").write_bytes(b"\xff\n")
+    assert bench_environment.revision(tmp_path) is None
+    (metadata / "config.json.metadata").unlink()
+    os.mkfifo(metadata / "config.json.metadata")
+    assert bench_environment.revision(tmp_path) is None, "it is not waited for a writer"
 
 
 @pytest.mark.parametrize(

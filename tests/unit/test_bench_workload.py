@@ -169,6 +169,6 @@ def test_goodput_under_objectives() -> None:
     assert saturation.goodput(case, parse(["ttft=300"])) == saturation.Goodput(2, 4, 2.0)
     assert saturation.goodput(case, parse(["ttft=300", "itl=699"])).met == 0
     assert saturation.goodput(case, parse(["itl:p95=701", "e2e=1000"])).met == 3
-    for wrong in ("ttft", "ttft=x", "tttf=3", "itl:p0=3", "ttft=-1", "itl:p101=4"):
+    for wrong in ("ttft", "ttft=x", "tttf=3", "itl:p0=3", "ttft=-1", "itl:p101=4", "itl=inf", "itl=\u0663"):
         with pytest.raises(NotFound, match="is no objective"):
             parse([wrong])

@@ -55,6 +55,7 @@ def test_mtp_is_detected_from_tensors_not_config(tmp_path: Path) -> None:
         ("model.mtp_layers.0.norm.weight", True),
         ("model.nextn.0.norm.weight", True),
         ("model.layers.0.mtpish.weight", False),
+        (f"model.layers.{'9' * 5000}.weight", False),
     ],
 )
 def test_mtp_by_name(name: str, mtp: bool, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -290,3 +291,16 @@ def test_registry_keys() -> None:
     }
     assert nvidia.registry('RegistryDwords: ""\n') == {}
     assert nvidia.registry('RegistryDwordsPerDevice: "a=1"\n') is None and nvidia.registry(None) is None
+
+
+@pytest.mark.parametrize(
+    "number", ["9" * 24, "9" * 400, "\u0663", "\u00b2", "1e999", "-1", "0"], ids=lambda text: f"{text[:5]}x{len(text)}"
+)
+def test_numbers_of_a_recording_have_a_limit(number: str, tmp_path: Path) -> None:
+    """Whatever stands in place of a number, also in file after file: doctor reports, and no finding needs long."""
+    root = synthetic_hosts.build("neglected", tmp_path)
+    for path in [path for path in root.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size]:
+        content = path.read_bytes()
+        path.write_bytes(re.sub(rb"(?<![\w.:/-])[0-9]+(?![\w:/-])", number.encode(), content))
+    findings = doctor.diagnose(probe(root))
+    assert findings and all(len(finding.verdict.fact) < 2000 for finding in findings)

@@ -19,10 +19,18 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotFound, NotVerified, RequirementMissing, ResourceUnavailable, SystemRefused
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, delivery, image_inputs, registry
+from sm120kit.images import checks, delivery, existing_base, image_inputs, registry
 from sm120kit.images.dockerfile import export_dockerfile
 from sm120kit.images.image_index import FORMAT, PublishedIndex, find_image, read_index
-from sm120kit.images.image_records import Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
+from sm120kit.images.image_records import (
+    Check,
+    CheckResult,
+    ContainerResult,
+    Image,
+    ImageContext,
+    PublishedImage,
+    VerifiedImage,
+)
 from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes.recipe_records import Closure
@@ -131,6 +139,26 @@ def test_digest_depends_on_the_inputs_only(make: Any, monkeypatch: pytest.Monkey
         assert digest(**change) != first
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     assert digest() != first
+    for wrong in ("x", "-1", "\u0663", "1.5", "9" * 5000, "253402300800"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", wrong)
+        with pytest.raises(BadInput, match="SOURCE_DATE_EPOCH is"):
+            digest()
+
+
+class PrintingStore:
+    """A store whose images have a program python3 that prints a text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def run(self, *arguments: object) -> ContainerResult:
+        return ContainerResult(0, self.text, "")
+
+
+@pytest.mark.parametrize("printed", ["", "[]", "{}", "[" * 100_000, '{"python": 3, "surprise": 1}', "9" * 5000])
+def test_base_whose_python_prints_something_else_is_refused(printed: str) -> None:
+    with pytest.raises(RequirementMissing, match="is not what it was asked for"):
+        existing_base.inspect("manifest", PrintingStore(printed))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -151,6 +152,7 @@ def test_unchanged_lock_has_no_differences(lock: Lock) -> None:
     ("content", "message"),
     [
         (None, "is not locked: there is no"),
+        ("fifo", "cannot be read: it is not a regular file"),
         ("{", "is not a lockfile"),
         ("{}", "is not a lockfile"),
         ("\n", "is not a lockfile"),
@@ -162,7 +164,9 @@ def test_read_rejects_missing_malformed_and_edited_files(lock: Lock, tmp_path: P
     path = tmp_path / "vllm-0.19.1.lock.json"
     text = lockfile.text(lock)
     data = {"keys": text.replace('"format": 1', '"extra": 1,\n  "format": 1'), "spaces": text.replace('": "', '":  "', 1)}
-    if content is not None:
+    if content == "fifo":
+        os.mkfifo(path)
+    elif content is not None:
         path.write_text(data.get(content, content))
     with pytest.raises(Mismatch, match=re.escape(message)) as caught:
         lockfile.read(path)

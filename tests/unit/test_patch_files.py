@@ -470,6 +470,7 @@ def test_check_reports_a_proof_of_other_hunks(patch_dir: PatchDirectory) -> None
         (content.replace('"results"', '"result"'), "is not a proof"),
         ("[]", "is not a proof"),
         ("{", "is not a proof"),
+        ("[" * 100_000, "is not a proof"),
     ):
         proof.write_text(wrong)
         (problem,) = patches.lint(patch_dir.root)

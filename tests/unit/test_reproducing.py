@@ -17,6 +17,7 @@ from sm120kit.bench import result_file as results
 from sm120kit.bench import workload as workloads
 from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.reproduce import REAL_PROMPTS, Judgement, ReproductionVerdict
+from sm120kit.bench.reproduce.differences import gpu_names
 from sm120kit.bench.reproduce.judging import drafts_per_step
 from sm120kit.bench.result_file import Acceptance, Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Sample
@@ -509,6 +510,12 @@ def test_published_methods_have_a_case_per_number_of_users(name: str) -> None:
 )
 def test_drafts_per_step(name: str, drafts: int) -> None:
     assert drafts_per_step(configurations.load(name)) == drafts
+
+
+def test_stated_number_of_gpus_has_a_limit() -> None:
+    """A result is a file of somebody else: its text makes no list of a billion names."""
+    for text, count in (("2x A", 2), ("999 x A", 999), ("9999999999 x A", 1), ("\u0663x A", 1)):
+        assert len(gpu_names(about(result_of(A, []), given={"gpu": text}, machine=Machine())) or ()) == count
 
 
 # ---- what the authors published later, against what they published first

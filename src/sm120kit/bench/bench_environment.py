@@ -18,6 +18,7 @@ from sm120kit.bench.result_file import Machine, Served
 from sm120kit.core import reporting
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, DaemonUnreachable, RequirementMissing
+from sm120kit.core.outside import read_found
 from sm120kit.core.record_files import read_record
 from sm120kit.hosts.facts import Host, probe
 from sm120kit.serving import Run, server_containers
@@ -114,8 +115,9 @@ def revision(folder: Path) -> str | None:
     if COMMIT.fullmatch(folder.name):
         return folder.name
     try:
-        commit = (folder / ".cache/huggingface/download/config.json.metadata").read_text().split("\n", 1)[0].strip()
-    except OSError:
+        metadata = read_found(folder / ".cache/huggingface/download/config.json.metadata")
+        commit = metadata.partition(b"\n")[0].strip().decode()
+    except (OSError, UnicodeDecodeError):
         return None
     return commit if COMMIT.fullmatch(commit) else None
 

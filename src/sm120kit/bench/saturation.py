@@ -11,6 +11,7 @@ from sm120kit.bench.figures import summary
 from sm120kit.bench.result_file import MeasuredCase
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import NotFound, did_you_mean
+from sm120kit.core.outside import number
 
 GAIN = 0.1
 """Minimum increase of the tokens per second for twice the concurrency, below which the server is saturated."""
@@ -48,7 +49,7 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
         name, _, limit = text.partition("=")
         name, _, percentile = name.partition(":p")
         try:
-            objective = Objective(name, float(limit) / 1000, float(percentile) / 100 if percentile else 1.0)
+            objective = Objective(name, number(limit) / 1000, number(percentile) / 100 if percentile else 1.0)
         except ValueError:
             objective = Objective("", 0)
         if objective.name not in OBJECTIVES or objective.seconds <= 0 or not 0 < objective.share <= 1:

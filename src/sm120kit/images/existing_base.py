@@ -5,15 +5,17 @@ Its programs run in a container of :mod:`sm120kit.images.local_images` only, nev
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter
+
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RegistryFailed, RequirementMissing
+from sm120kit.core.outside import parse_json
 from sm120kit.images import loading
 from sm120kit.images.assembly import ImageBase
 from sm120kit.images.distribution import RegistryClient
@@ -151,7 +153,13 @@ def inspect(manifest: str, store: LocalImages) -> BasePrograms:
             f"the base has no Python 3 that works: {(done.stderr.strip().splitlines() or ['it has no python3'])[-1]}",
             "name a base with Python, as debian-12, or omit --base",
         )
-    return BasePrograms(**json.loads(done.stdout))
+    try:
+        return TypeAdapter(BasePrograms).validate_python(parse_json(done.stdout))
+    except ValueError as error:  # pydantic's are ValueErrors
+        raise RequirementMissing(
+            f"what the base's Python prints is not what it was asked for: {done.stdout[:100]!r}",
+            "name a base whose python3 is Python's own, as debian-12, or omit --base",
+        ) from error
 
 
 def require_suitable(base: str, programs: BasePrograms, closure: Closure, *, compiles: bool) -> None:

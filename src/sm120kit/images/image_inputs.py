@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from sm120kit.recipes import Recipe, bases
 from sm120kit.sources.source_records import LockedWheel
 
 LABEL = "sm120kit."
+LAST_EPOCH = 253402300799
 """Prefix of sm120kit's labels."""
 
 WHEELS = f"{LABEL}wheels"
@@ -117,7 +119,7 @@ def describe(
     """
     require_pinned(base)
     of_setup, scripts = settings(setup), programs(setup)
-    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", archives.SOURCE_DATE_EPOCH))
+    epoch = _epoch()
     built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
     version = setup.version or built[0].wheel.version
     wheels = tuple(locked)
@@ -158,6 +160,16 @@ def exceptions(recipe: Recipe) -> dict[str, str]:
         for label, entries in tables
         if entries
     }
+
+
+def _epoch() -> int:
+    """SOURCE_DATE_EPOCH: seconds since 1970, up to the end of the year 9999."""
+    text = os.environ.get("SOURCE_DATE_EPOCH") or str(archives.SOURCE_DATE_EPOCH)
+    if not re.fullmatch("[0-9]{1,12}", text) or int(text) > LAST_EPOCH:
+        raise BadInput(
+            f"SOURCE_DATE_EPOCH is {text[:40]!r}", f"set it to seconds since 1970, at most {LAST_EPOCH}, or unset it"
+        )
+    return int(text)
 
 
 def _labels(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sm120kit import engines
 from sm120kit.core.errors import BadInput, RequirementMissing, ServerFailed
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import parse_json, read_found
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import Engine
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities
@@ -100,7 +100,7 @@ def require_window(directory: Path, tokens: int) -> None:
         RequirementMissing: the window is longer.
     """
     try:
-        config = parse_json((existing(directory) / "config.json").read_bytes(), lenient=True)
+        config = parse_json(read_found(existing(directory) / "config.json"), lenient=True)
         longest = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
     except (OSError, ValueError, AttributeError):
         return  # loading reports a directory that is no checkpoint

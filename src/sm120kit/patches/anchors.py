@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from sm120kit.patches.diff import Hunk
 from sm120kit.patches.locate import fitting_lines, split_lines
 
-_FORM = re.compile(r"(.+?)#([1-9]\d{0,4}) (.+)")
+_FORM = re.compile(r"(.+?)#([1-9][0-9]{0,4}) (.+)")
 _HUNK = re.compile(rb"@@ -\d+((?:,\d+)?) \+\d+((?:,\d+)?) @@")
 
 

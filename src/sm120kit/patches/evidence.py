@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sm120kit.core.outside import parse_json, read_found
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import PLACEHOLDER, Patch
 
@@ -48,7 +48,7 @@ def problems(root: Path, patch: Patch) -> Iterator[Problem]:
 def _stale(path: Path, patch: Patch) -> str:
     """The reason why a file is no proof of a patch; empty if it is one."""
     try:
-        proof = json.loads(path.read_bytes())
+        proof = parse_json(read_found(path))
         proved, hunks = proof["patch"], proof["hunks_sha256"]
     except (OSError, ValueError, TypeError, KeyError):
         return "is not a proof"

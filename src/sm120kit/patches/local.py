@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sm120kit.core.errors import BadInput
+from sm120kit.core.outside import read_found
 from sm120kit.patches.apply import REFS
 from sm120kit.patches.export import slug_of
 from sm120kit.patches.foreign import ImportTarget, Place, applied_tree, guessed_place, of_the_source
@@ -58,7 +59,7 @@ def read_local(paths: Sequence[Path], origin: Origin) -> tuple[ForeignPatch, ...
 def _listed(directory: Path) -> Iterator[Path]:
     series = directory / "series"
     if series.is_file():
-        lines = (line.partition("#")[0].split() for line in series.read_text(errors="replace").splitlines())
+        lines = (line.partition("#")[0].split() for line in _text(series).splitlines())
         named = [directory / words[0] for words in lines if words]
         files = [file if file.is_file() else file.with_name(f"{file.name}.patch") for file in named]
     else:
@@ -66,6 +67,13 @@ def _listed(directory: Path) -> Iterator[Path]:
     if not files:
         raise BadInput(f"{directory} has no patch", "name a directory with *.patch or *.diff files, or a file")
     yield from files
+
+
+def _text(series: Path) -> str:
+    try:
+        return read_found(series).decode(errors="replace")
+    except OSError as error:
+        raise BadInput(f"{series}: {error.strerror}", "name the files with --patch") from error
 
 
 def apply_local(patches: Sequence[ForeignPatch], trees: Sequence[PatchedTree]) -> tuple[PatchedTree, ...]:

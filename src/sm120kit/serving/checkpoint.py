@@ -32,7 +32,7 @@ NAME_LIMIT = 200
 """Limit for the length of a name of an architecture."""
 DOWNLOAD = "download it again, or finish the download"
 
-_LAYER = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
+_LAYER = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?layers\.([0-9]{1,9})\.")
 _MTP = re.compile(r"(?:^|\.)(?:mtp|nextn)(?:\.|_)")
 _PACKED = {"U8": 2, "I32": 8}
 """Elements of 4 bits in one element of a packed weight's dtype."""

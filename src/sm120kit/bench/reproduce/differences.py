@@ -82,7 +82,7 @@ def gpu_names(result: Result) -> tuple[str, ...] | None:
     about = result.environment
     if about.machine.gpus is not None:
         return about.machine.gpus
-    stated = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.+)", about.given.get("gpu", ""))
+    stated = re.fullmatch(r"(?:([0-9]{1,3})\s*x\s*)?(.+)", about.given.get("gpu", ""))
     return (stated[2].strip(),) * int(stated[1] or 1) if stated else None
 
 
@@ -106,7 +106,7 @@ def _power_limit(configuration: Configuration, result: Result) -> Iterator[Setup
     about = result.environment
     limits = {watts for watts in about.machine.power_limits_watts or () if watts is not None}
     if not limits and "power_limit" in about.given:
-        limits = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", about.given["power_limit"])}
+        limits = {float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", about.given["power_limit"])}
     if published and limits and any(abs(watts - float(published[1])) > 1 for watts in limits):
         yield SetupDifference("power limit", f"{published[1]} W", ", ".join(f"{watts:g} W" for watts in sorted(limits)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.bench.roofline.architecture import RooflineModel, cache, model, parameters
+from sm120kit.core.outside import parse_json, read_found
 from sm120kit.recipes.architectures import (
     Architecture,
     Dense,
@@ -45,7 +45,7 @@ def model_in(folder: Path) -> RooflineModel | None:
         Sm120kitError: the folder is no checkpoint, see :func:`checkpoint.read`.
     """
     facts = checkpoint.read(folder)
-    config = json.loads((folder / "config.json").read_bytes())
+    config = parse_json(read_found(folder / "config.json"), lenient=True)
     text = language_model(config)
     architecture = architecture_of(text, with_mtp=bool(facts.mtp))
     if architecture is None or not _same_cache(architecture, facts.kv_cache):

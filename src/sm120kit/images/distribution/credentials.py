@@ -13,7 +13,7 @@ from typing import Any
 
 from sm120kit.core import process
 from sm120kit.core.errors import RegistryFailed
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import parse_json, read_found
 
 DOCKER_HUB = "docker.io"
 _HUB_KEY = "https://index.docker.io/v1/"
@@ -47,7 +47,7 @@ def stored_credentials(registry: str) -> Credentials | None:
     directory = os.environ.get("DOCKER_CONFIG")
     path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
     try:
-        config = parse_json(path.read_bytes())
+        config = parse_json(read_found(path))
         if not isinstance(config, dict):
             raise ValueError("no object")
     except (FileNotFoundError, NotADirectoryError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from sm120kit.core.errors import Mismatch
+from sm120kit.core.outside import read_found
 from sm120kit.core.record_files import record_json
 from sm120kit.recipes.recipe_records import Lock
 
@@ -36,9 +37,11 @@ def read_with_build_id(path: Path) -> tuple[Lock, str]:
     """
     name = path.name.removesuffix(".lock.json")
     try:
-        content = path.read_bytes()
+        content = read_found(path)
     except FileNotFoundError as error:
         raise Mismatch(f"{name} is not locked: there is no {path}", f"lock it: sm120kit recipe lock {name}") from error
+    except OSError as error:
+        raise Mismatch(f"{path} cannot be read: {error.strerror}", f"lock it: sm120kit recipe lock {name}") from error
     return _parse(path, content)
 
 
