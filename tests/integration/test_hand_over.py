@@ -1,4 +1,4 @@
-"""The artifact by which CI hands a verified image to the job that publishes it."""
+"""Syntax of CI scripts and workflows, and the artifact by which CI hands a verified image to the job that publishes it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 import layout_images
 import pytest
+import yaml
 
 from sm120kit.core.workspace import Workspace
 from sm120kit.images.checks import require_verified
 from sm120kit.images.local_images import LocalImages
 
-SCRIPT = Path(__file__).parents[2] / "ci" / "hand_over.sh"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "ci" / "hand_over.sh"
 
 
 def hand_over(state: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -43,3 +45,14 @@ def test_handed_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "built" / "images" / "link").symlink_to("/etc/passwd")
     hand_over(tmp_path / "built", "pack", name, tmp_path / "handed")
     assert hand_over(tmp_path / "publisher", "unpack", tmp_path / "handed").returncode == 1
+
+
+def test_scripts_and_commands_of_workflows_are_valid_bash() -> None:
+    commands = [path.read_text() for path in (ROOT / "ci").glob("*.sh")]
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            commands += [step["run"] for step in job["steps"] if "run" in step]
+    assert len(commands) > 8
+    for command in commands:
+        done = subprocess.run(["bash", "-n"], input=command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stderr}\n{command}"

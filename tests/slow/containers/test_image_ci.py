@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import containers
 import pytest
-import yaml
 from small_image import CLOSURE, ROOT, ImageHost
-
-SCRIPTS = sorted((ROOT / "ci").glob("*.sh"))
 
 
 @pytest.fixture
@@ -33,17 +29,6 @@ def scripts(image_host: ImageHost, tmp_path: Path) -> ImageHost:
             return [f"{ROOT}/ci/{arguments[0]}", *map(str, arguments[1:])]
 
     return Scripts(image_host.state, image_host.data, image_host.socket, tmp_path)
-
-
-def test_scripts_and_commands_of_workflows_are_valid_bash() -> None:
-    commands = [path.read_text() for path in SCRIPTS]
-    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
-        for job in yaml.safe_load(path.read_text())["jobs"].values():
-            commands += [step["run"] for step in job["steps"] if "run" in step]
-    assert len(commands) > 8
-    for command in commands:
-        done = subprocess.run(["bash", "-n"], input=command, capture_output=True, text=True)
-        assert done.returncode == 0, f"{done.stderr}\n{command}"
 
 
 @pytest.mark.containers
