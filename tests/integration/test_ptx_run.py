@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from sm12x_lab.ptx import images, interposed
+from sm12x_lab.ptx import images, interposed, library
 from sm12x_lab.ptx.interposed import Interposition
 from sm12x_lab.ptx.rewrite import TENSOR_MAP_MARK, TENSOR_MAP_MARK_OFFSET, UNPACKING_FIELDS, UNPACKING_MARK
 from sm120kit.core import process, toolchain
+from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import cubin
 
@@ -28,6 +30,20 @@ extern "C" __global__ void kernel(unsigned short* out, float2 in) {
   asm("{ .reg .b8 c; cvt.rn.satfinite.e2m1x2.f32 c, %1, %2; cvt.u16.u8 %0, c; }" : "=h"(code) : "f"(in.x), "f"(in.y));
   *out = code;
 }
+"""
+
+RESIDENT = r"""
+template <int Count> __device__ void keep(float *out) {
+  float x[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("ld.volatile.f32 %0, [%1];" : "=f"(x[i]) : "l"(out + i));
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("st.volatile.f32 [%1], %0;" ::"f"(2 * x[i] + x[Count - 1 - i]), "l"(out + i));
+}
+extern "C" __global__ void kernel(float *out) { keep<2>(out); }
+extern "C" __global__ void many_registers(float *out) { keep<160>(out); }
+extern "C" __global__ void __launch_bounds__(96) bounded(float *out) { keep<2>(out); }
 """
 
 PROGRAM = """
@@ -61,6 +77,13 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     process.run([*nvcc, "-fatbin", "-gencode", f"{sm120}[sm_120f,compute_120f]", "-o", directory / "both.fatbin"])
     process.run([*nvcc, "-fatbin", "-gencode", f"{sm120}sm_120f", "-o", directory / "machine-code.fatbin"])
     process.run([*nvcc, "-cubin", "-gencode", f"{sm120}sm_120f", "-o", directory / "kernel.cubin"])
+    source.write_text(RESIDENT)
+    process.run([*nvcc, "-ptx", "-gencode", f"{sm120}sm_120f", "-o", directory / "resident.ptx"])
+    hopper = ["-gencode", "arch=compute_90,code=sm_90"]
+    process.run([*nvcc, "-fatbin", *hopper, "-gencode", f"{sm120}compute_120f", "-o", directory / "hopper-and-ptx.fatbin"])
+    process.run([*nvcc, "-fatbin", *hopper, "-gencode", f"{sm120}sm_120f", "-o", directory / "hopper-and-code.fatbin"])
+    process.run([*nvcc, "-fatbin", *hopper, "-o", directory / "hopper-alone.fatbin"])
+    process.run([*nvcc, "-ptx", "-gencode", "arch=compute_90a,code=sm_90a", "-o", directory / "hopper-alone.ptx"])
     source.write_text('extern "C" __global__ void kernel(unsigned short* out) { *out = 1; }')
     process.run([*nvcc, "-fatbin", "-arch=sm_90", "-o", directory / "hopper.fatbin"])
     captured = directory / "captured"
@@ -226,7 +249,7 @@ look_up = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctype
 def attribute(get, number):
     assert get(ctypes.byref(value), number, 0) == 0
     return value.value
-print([attribute(cuda.cuDeviceGetAttribute, number) for number in (75, 76, 97, 16)])
+print([attribute(cuda.cuDeviceGetAttribute, number) for number in (75, 76, 97, 16, 39, 81, 106, 38)])
 assert cuda.cuGetProcAddress_v2(b"cuGetProcAddress", ctypes.byref(function), 12000, ctypes.c_uint64(0), None) == 0
 assert look_up(function.value)(b"cuDeviceGetAttribute", ctypes.byref(function), 12000, 0, None) == 0
 print(attribute(kind(function.value), 75))
@@ -234,7 +257,7 @@ print([cuda.cuFuncSetAttribute(None, 8, size) for size in (101376 - 1024, 101376
 assert not hasattr(cuda, "cuLibraryLoadFromFile")  # the driver has none
 """
     done = runner.python(program)
-    assert (done.returncode, done.stdout) == (0, "[12, 0, 101376, 7]\n12\n[0, 1]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[12, 0, 101376, 7, 1536, 102400, 24, 134217728]\n12\n[0, 1]\n"), done.stderr
     assert struct.unpack("2i", (runner.records / "shared").read_bytes()) == (8, 101376 - 1024)
 
 
@@ -461,6 +484,178 @@ def test_triton_assembles_with_the_rewriter(runner: Runner, modules: Path, tmp_p
     assert [module["origin"] for module in runner.interposition.modules()] == ["PTX"]
 
 
+# ---- code that SM120 cannot load, or would not run
+
+WGMMA = ".version 8.8\n.target sm_120a\n.address_size 64\n.visible .entry kernel()\n{\nwgmma.fence.sync.aligned;\nret;\n}\n"
+"""An instruction that Hopper has and SM120 lacks."""
+
+
+@pytest.mark.parametrize("version", ["8.8", "99.9"])
+def test_ptx_that_ptxas_rejects_for_its_own_target_is_refused(runner: Runner, tmp_path: Path, version: str) -> None:
+    """As the driver of an SM12x GPU does: CUDA_ERROR_INVALID_PTX. A later ISA does not hide it."""
+    file = tmp_path / "wgmma.ptx"
+    file.write_text(WGMMA.replace("8.8", version))
+    done = runner.command(PROGRAM.replace("sys.exit(", "print("), file, "cuModuleLoadData")
+    assert (done.returncode, done.stdout) == (50, "218\n"), done.stderr
+    assert "wgmma.fence.sync.aligned" in done.stderr and "sm_120a" in done.stderr
+    assert not (runner.records / "module").exists()
+
+
+def test_ptx_of_an_isa_that_ptxas_lacks_is_not_refused_for_it(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    """What is known of it is stated: its figures, or why there are none."""
+    text = (modules / "kernel.ptx").read_text()
+    known, unknown = tmp_path / "known.ptx", tmp_path / "unknown.ptx"
+    known.write_text(re.sub(r"\.version \S+", ".version 99.9", text))
+    unknown.write_text(known.read_text().replace(".version 99.9", ".version 99.9\n.pragma.of.the.future;"))
+    receipt = tmp_path / "receipt.json"
+    done = runner.command(PROGRAM, known, "cuModuleLoadData", options=("--receipt", receipt))
+    assert done.returncode == 0, done.stderr
+    (module,) = json.loads(receipt.read_text())["modules"]
+    assert module["sm120"]["arch"] == "sm_120f" and module["sm120"]["kernels"][0]["registers"] > 0
+    native = library.assemble_natively(unknown.read_text(), "sm_120f", toolchain.find(), tmp_path)
+    assert native.kernels == () and "PTX ISA 99.9" in native.unknown
+
+
+def test_result_of_ptxas_is_kept_by_the_digest_of_the_ptx(modules: Path, tmp_path: Path) -> None:
+    text, tools = (modules / "resident.ptx").read_text(), toolchain.find()
+    first = library.assemble_natively(text, "sm_120f", tools, tmp_path)
+    without = replace(tools, cuda_home=tmp_path / "none")
+    assert library.assemble_natively(text, "sm_120f", without, tmp_path) == first
+    registers = {kernel.name: kernel.registers for kernel in first.kernels}
+    assert registers["many_registers"] > 128 > registers["kernel"]
+    with pytest.raises(RequirementMissing, match="none"):
+        library.assemble_natively(f"{text}\n", "sm_120f", without, tmp_path)
+
+
+def test_module_with_code_for_both_runs_its_ptx_for_sm120(runner: Runner, modules: Path) -> None:
+    done = runner.command(PROGRAM, modules / "hopper-and-ptx.fatbin", "cuModuleLoadFatBinary")
+    assert done.returncode == 0 and "1 modules for SM12x" in done.stderr and "0 not verified" in done.stderr
+    assert cubin.read(runner.records / "module")[0].arch == "sm_90a"
+
+
+PRINTED = PROGRAM.replace("sys.exit(", "print(")
+LOOKED_UP = f"{PRINTED}print(cuda.cuModuleGetFunction(ctypes.byref(module), module, b'kernel'))\n"
+
+
+def test_module_whose_code_for_hopper_runs_is_named(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    """With one that is verified; alone, nothing is verified; with --strict, it is refused."""
+    receipt = tmp_path / "receipt.json"
+    both = LOOKED_UP + PROGRAM.replace("argv[1]", "argv[3]").replace("argv[2]", "argv[2]")
+    arguments = (modules / "hopper-and-code.fatbin", "cuModuleLoadData", modules / "kernel.ptx")
+    done = runner.command(both, *arguments, options=("--receipt", receipt))
+    assert (done.returncode, done.stdout) == (0, "0\n0\n"), done.stderr
+    (named,) = json.loads(receipt.read_text())["hopper_modules"]
+    assert (named["file"], named["also_for_sm120"], named["kernels"]) == ("memory", True, ["kernel"])
+    assert "1 not verified" in done.stderr and "ran code for Hopper: kernel" in done.stderr
+    alone = runner.command(LOOKED_UP, *arguments[:2])
+    assert alone.returncode == 51 and "1 not verified" in alone.stderr
+    strict = runner.command(both, *arguments, options=("--strict",))
+    assert (strict.returncode, strict.stdout[:4]) == (11, "209\n"), strict.stderr
+
+
+@pytest.mark.parametrize("name", ["hopper-alone.fatbin", "hopper-alone.ptx"])
+def test_module_that_sm120_cannot_load_is_refused(runner: Runner, modules: Path, name: str) -> None:
+    """Machine code or PTX for Hopper alone."""
+    done = runner.command(PRINTED, modules / name, "cuModuleLoadData")
+    assert (done.returncode, done.stdout) == (11, "209\n"), done.stderr
+    assert "no code that SM120 can load" in done.stderr and not (runner.records / "module").exists()
+
+
+# ---- residency
+
+RESIDENCY = """
+import ctypes, pathlib, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+module, kernel, value, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_size_t()
+assert cuda.cuModuleLoadData(ctypes.byref(module), pathlib.Path(sys.argv[1]).read_bytes() + b"\\0") == 0
+def function(name):
+    assert cuda.cuModuleGetFunction(ctypes.byref(kernel), module, name) == 0
+    return ctypes.c_void_p(kernel.value)
+def occupancy(of, threads, shared):
+    get = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor
+    assert get(ctypes.byref(value), of, threads, ctypes.c_size_t(shared)) == 0
+    return value.value
+def launch(of, ctas, threads, shared):
+    return cuda.cuLaunchCooperativeKernel(of, ctas, 1, 1, threads, 1, 1, shared, None, None)
+"""
+
+
+def test_occupancy_is_that_of_sm120(runner: Runner, modules: Path) -> None:
+    """By its registers, threads, shared memory and CTAs; the driver below would say 5."""
+    program = (
+        RESIDENCY
+        + """
+kernel_ = function(b"kernel")
+print([occupancy(kernel_, 128, size << 10) for size in (0, 40, 60, 90, 99, 100)])
+print([occupancy(kernel_, threads, 0) for threads in (32, 64, 512, 1024)], occupancy(function(b"many_registers"), 512, 0))
+def attribute(of, number):
+    assert cuda.cuFuncGetAttribute(ctypes.byref(value), number, of) == 0
+    return value.value
+many, bounded = function(b"many_registers"), function(b"bounded")
+print(attribute(many, 0), attribute(bounded, 0), attribute(kernel_, 0), attribute(kernel_, 6))
+print(attribute(kernel_, 4) < 32, attribute(many, 4) > 128)
+assert cuda.cuOccupancyAvailableDynamicSMemPerBlock(ctypes.byref(size), kernel_, 2, 128) == 0
+block, none = ctypes.c_int(), ctypes.c_size_t(0)
+assert cuda.cuOccupancyMaxPotentialBlockSize(ctypes.byref(value), ctypes.byref(block), kernel_, None, none, 0) == 0
+print(size.value, block.value, value.value)
+functions = (ctypes.c_void_p * 1)()
+assert cuda.cuModuleEnumerateFunctions(functions, 1, module) == 0
+print(occupancy(functions[0], 128, 90 << 10))
+"""
+    )
+    done = runner.python(program, modules / "resident.ptx")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "[12, 2, 1, 1, 1, 0]",
+        "[24, 24, 3, 1] 0",
+        "384 96 1024 120",
+        "True True",
+        "50176 768 14",
+        "1",
+    ]
+
+
+def test_launches_that_do_not_fit_are_refused_as_on_sm120(runner: Runner, modules: Path) -> None:
+    """Cooperative ones need room for all CTAs at once; any launch needs room for one."""
+    program = (
+        RESIDENCY
+        + """
+kernel_ = function(b"kernel")
+sms = int(sys.argv[2])
+for kib, room in ((40, 2), (60, 1), (90, 1)):
+    print(launch(kernel_, room * sms, 128, kib << 10), launch(kernel_, room * sms + 1, 128, kib << 10))
+print(cuda.cuLaunchKernel(function(b"many_registers"), 1, 1, 1, 512, 1, 1, 0, None, None, None))
+print(cuda.cuLaunchKernel(kernel_, 1, 1, 1, 32, 1, 1, (99 << 10) + 1, None, None, None))
+"""
+    )
+    expected = "0 720\n0 720\n0 720\n701\n1\n"
+    for sms, options in ((7, ()), (188, ("--sms", 188))):
+        done = runner.command(program, modules / "resident.ptx", sms, options=options)
+        assert (done.returncode, done.stdout) == (0, expected), done.stderr
+        assert f"cooperative launch of {sms + 1} CTAs" in done.stderr and f"{sms} of them for {sms}" in done.stderr
+
+
+def test_extended_launch_with_the_cooperative_attribute(runner: Runner, modules: Path) -> None:
+    """CUlaunchConfig with two attributes; without the cooperative one, any number of CTAs is launched."""
+    program = (
+        RESIDENCY
+        + """
+import struct
+kernel_ = function(b"kernel")
+def config(ctas, cooperative):
+    attributes = struct.pack("<ii16i", 4, 0, 1, 1, 1, *[0] * 13) + struct.pack("<ii16i", 2, 0, cooperative, *[0] * 15)
+    kept.append(ctypes.create_string_buffer(attributes, len(attributes)))
+    return struct.pack("<7I4xQQI4x", ctas, 1, 1, 128, 1, 1, 40 << 10, 0, ctypes.addressof(kept[-1]), 2)
+kept = []
+print(*[cuda.cuLaunchKernelEx(config(ctas, on), kernel_, None, None) for ctas, on in ((14, 1), (15, 1), (15, 0))])
+assert cuda.cuOccupancyMaxActiveClusters(ctypes.byref(value), kernel_, config(1, 0)) == 0
+print(value.value)
+"""
+    )
+    done = runner.python(program, modules / "resident.ptx")
+    assert (done.returncode, done.stdout) == (0, "0 720 0\n14\n"), done.stderr
+
+
 # ---- the command
 
 
@@ -497,7 +692,7 @@ def test_refused_module_fails_a_program_that_succeeds(runner: Runner, modules: P
     program = PROGRAM.replace("sys.exit(", "print(")
     done = runner.command(program, modules / "kernel.cubin", "cuModuleLoadData")
     assert (done.returncode, done.stdout) == (11, "209\n")
-    assert "1 modules for SM12x were refused" in done.stderr
+    assert "1 modules were refused" in done.stderr
 
 
 def test_errors_of_the_command(runner: Runner, tmp_path: Path) -> None:

@@ -36,12 +36,17 @@ int cuModuleLoadData(void **module, void const *code) { return *module = (void *
 int cuModuleLoadFatBinary(void **module, void const *code) { return *module = (void *)code, record_module(code); }
 int cuLibraryLoadData(void **library, void const *code) { return *library = (void *)code, record_module(code); }
 
+int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) { return *functions = module, 0; }
+int cuFuncGetName(char const **name, void *function) { return *name = "kernel", 0; }
+
 int cuLibraryGetKernel(void **kernel, void *library, char const *name) {
   if (!name) return 1;
   return record("kernel", name, strlen(name)), *kernel = library, 0;
 }
 int cuKernelGetFunction(void **function, void *kernel) { return *function = kernel, 0; }
-int cuModuleGetFunction(void **function, void *module, char const *name) { return *function = module, 0; }
+int cuModuleGetFunction(void **function, void *module, char const *name) {
+  return *function = (char *)module + (name ? 64 * strlen(name) : 0), 0;
+}
 
 int cuLinkAddData_v2(void *state, int type, void *data, size_t size) { return record("linked", data, size), type; }
 int cuLinkAddFile_v2(void *state, int type, char const *path) { return record("linked", path, strlen(path)), type; }
@@ -74,6 +79,22 @@ int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned
   int const arguments[] = {gx, gy, gz, bx, by, bz, shared};
   return record("shape", arguments, sizeof arguments), record_launch(parameters);
 }
+
+int cuLaunchCooperativeKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz) {
+  unsigned const ctas = gx * gy * gz;
+  return record("cooperative", &ctas, sizeof ctas), 0;
+}
+
+/// The occupancy of any kernel on this GPU is 5.
+int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, void *kernel, int threads, size_t shared, unsigned flags) {
+  return *count = 5, 0;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *kernel, int threads, size_t shared) { return *count = 5, 0; }
+int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *kernel) { return *grid = *block = 5, 0; }
+int cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, void *kernel, int ctas, int threads) { return *bytes = 5, 0; }
+int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *kernel) { return *grid = *block = 5, 0; }
+int cuOccupancyMaxActiveClusters(int *clusters, void *kernel, void const *config) { return *clusters = 5, 0; }
+int cuCtxGetDevice(int *device) { return *device = 0; }
 
 int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, uint64_t const *dim, uint64_t const *stride,
                            uint32_t const *box) {

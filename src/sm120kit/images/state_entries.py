@@ -88,6 +88,7 @@ KINDS = (
     EntryKind("proofs", "compiled probes of patches", ("cache/prove/*",), _RECORD),
     EntryKind("drift", "files and states of releases for `patch drift`", ("cache/drift",), rf"{_SHA256}(\.json)?"),
     EntryKind("verification", "programs of `verify kernels`", ("cache/verify/programs",), _SHA256, tracked=True),
+    EntryKind("ptxas", "what ptxas reports of PTX for SM12x", ("cache/ptx-native",), _RECORD),
     EntryKind("resolver", "index pages and metadata, kept by uv", ("cache",), "uv"),
     EntryKind("servers", "kernels compiled and tuned by servers", ("caches",), r"[0-9a-f]{16}"),
     EntryKind(

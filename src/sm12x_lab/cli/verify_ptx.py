@@ -16,6 +16,7 @@ from sm120kit.core import console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sm12x_lab.ptx.library import AssembledKernel
     from sm12x_lab.ptx.ptx_session import PtxReport, UnitReport
     from sm120kit.sources.run_options import Options as RunOptions
     from sm120kit.wheels.build_records import BuildRequest
@@ -66,11 +67,12 @@ def verify_ptx(
 ) -> None:
     """Rewrite PTX for SM120 so that a Hopper GPU can run it.
 
-    Replaces each instruction that Hopper lacks by a call of a software function, assembles the result for sm_90a, and lists the
-    replacements; no GPU is needed. Of a recipe, the PTX is that of the units that `build` compiles, by the same commands; of an
-    engine's recipe, those of `build --from-source`. Exit code 11: an instruction has no replacement; the message names it. With
-    --instructions, 1: an instruction differs from the model; 41: no Hopper GPU; 51: a fault seeded in the rewriter was not
-    detected.
+    Assembles the PTX for its own target, replaces each instruction that Hopper lacks by a call of a software function,
+    assembles the result for sm_90a, and lists the replacements; no GPU is needed. Of a recipe, the PTX is that of the units
+    that `build` compiles, by the same commands; of an engine's recipe, those of `build --from-source`. Exit code 11: an
+    instruction has no replacement; the message names it; 50: ptxas rejects the PTX for its own target, so that no SM12x GPU
+    runs it. With --instructions, 1: an instruction differs from the model; 41: no Hopper GPU; 51: a fault seeded in the
+    rewriter was not detected.
     """
     from sm12x_lab.ptx import ptx_session
     from sm120kit.core.disk import require_new, require_writable
@@ -102,7 +104,8 @@ def verify_ptx(
             recipe, kernels.request(stage="plan"), selection.only, output.capture, sources.run_options(limits), as_json
         )
         return
-    report = ptx_session.rewrite_file(file, output.ptx, output.cubin) if file else None
+    cache = sources.run_options(limits).workspace.cache
+    report = ptx_session.rewrite_file(file, cache, output.ptx, output.cubin) if file else None
     record: dict[str, Any] | None = None
     if selection.instructions:
         missed, record = ptx_session.verify_instructions()
@@ -153,7 +156,7 @@ def _verify_build(
             texts = from_source.unit_ptx(target.engine, pattern, watch)
         else:
             texts = flashinfer.unit_ptx(target.flashinfer, request, pattern, watch)
-    units = ptx_session.rewrite_units(texts, capture)
+    units = ptx_session.rewrite_units(texts, options.workspace.cache, capture)
     if as_json:
         console.json_data({"recipe": target.recipe.name, "tree": tree.tree, "units": ptx_session.units_data(units)})
     else:
@@ -178,18 +181,20 @@ def _show_units(units: Sequence[UnitReport]) -> None:
         ((opcode, *counts) for opcode, counts in sorted(met.items(), key=lambda item: -item[1][0])),
     )
     console.table(
-        ("unit", "kernels", "instructions", "replaced", "registers", "spilled bytes"),
+        ("unit", "kernels", "instructions", "replaced", "registers SM12x", "spilled", "registers sm_90a", "spilled"),
         (
             (
                 unit.name,
                 len(unit.report.kernels),
                 f"{unit.report.module.instruction_count:,}",
                 f"{len(unit.report.module.replacements):,}",
+                max((row.registers for row in unit.report.native.kernels), default=0),
+                max((row.spill_bytes for row in unit.report.native.kernels), default=0),
                 max((row.registers for row in unit.report.kernels), default=0),
                 max((row.spill_bytes for row in unit.report.kernels), default=0),
             )
             if unit.report
-            else (unit.name, "refused", "", "", "", "")
+            else (unit.name, "refused", *[""] * 6)
             for unit in units
         ),
     )
@@ -205,13 +210,23 @@ def _show_module(report: PtxReport) -> None:
             for opcode, count in report.module.counts.items()
         ),
     )
+    native = {row.name: row for row in report.native.kernels}
+    arch = report.native.arch
     console.table(
-        ("kernel", "registers", "spilled bytes"), ((row.name, row.registers, row.spill_bytes) for row in report.kernels)
+        ("kernel", f"registers {arch}", "spilled", "shared", "registers sm_90a", "spilled"),
+        ((row.name, *_native_figures(native.get(row.name)), row.registers, row.spill_bytes) for row in report.kernels),
     )
+    if report.native.unknown:
+        console.data(f"not assembled for {arch}: {report.native.unknown}")
     console.data(
         f"{len(report.module.replacements)} of {report.module.instruction_count} instructions replaced; "
         f"{report.module.source_target} rewritten and assembled for sm_90a; it was not run"
     )
+
+
+def _native_figures(kernel: AssembledKernel | None) -> tuple[object, object, object]:
+    """Registers per thread, spilled bytes and static shared memory in bytes on SM12x."""
+    return (kernel.registers, kernel.spill_bytes, kernel.shared_bytes) if kernel else ("unknown",) * 3
 
 
 def _show_instructions(record: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,16 +15,36 @@ if TYPE_CHECKING:
     from sm12x_lab.ptx.interposed import InterposedRun
 
 
-def verify_run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments, after --.")],
-    *,
+@dataclass(frozen=True)
+class RunSelection:
+    """What runs for SM120, and the GPU that the program sees."""
+
     ptx: Annotated[
         Path | None,
         typer.Option("--ptx", metavar="DIR", help="PTX of modules without it, as `verify ptx RECIPE --capture DIR` writes it."),
-    ] = None,
+    ] = None
     fast: Annotated[
         bool, typer.Option("--fast", help="Multiply on Hopper's tensor cores: faster, but not bit for bit; without --receipt.")
-    ] = False,
+    ] = False
+    sms: Annotated[
+        int | None,
+        typer.Option(
+            "--sms",
+            min=1,
+            max=1024,
+            metavar="N",
+            help="Multiprocessors: 188 as an RTX PRO 6000, 170 as an RTX 5090; default: as the GPU.",
+        ),
+    ] = None
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse modules that would run code for Hopper, except those of PyTorch.")
+    ] = False
+
+
+def verify_run(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments, after --.")],
+    *,
+    selection: RunSelection,
     receipt: Annotated[Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record to this file.")] = None,
     overwrite: Overwrite = False,
     state: State = None,
@@ -32,35 +53,44 @@ def verify_run(
 
     The program gets an SM120 GPU. Modules that it loads for SM12x are rewritten as `verify ptx` does; a library of sm120kit is
     preloaded for that. Exit code: that of the program; 41: no Hopper GPU; 11: a module was refused although the program
-    succeeded; 54: the program loaded no module for SM12x, so that nothing was verified.
+    succeeded; 50: ptxas rejected one for its own target; 51: the program loaded no module for SM12x: nothing was verified.
     """
     from sm12x_lab.ptx import interposed
     from sm120kit.core.disk import require_new, require_writable
-    from sm120kit.core.errors import BadInput, CheckFailed
+    from sm120kit.core.errors import BadInput, CheckFailed, CompileFailed
     from sm120kit.core.record_files import write_record
     from sm120kit.core.workspace import Workspace
 
-    if receipt and fast:
+    if receipt and selection.fast:
         raise typer.BadParameter("a receipt states the arithmetic of the PTX ISA, which --fast has not", param_hint="--fast")
     if receipt:
         require_writable(receipt, "--receipt")
         require_new(receipt, "--receipt", overwrite)
-    done, record = interposed.run(command, ptx, Workspace.open(state), fast)
+    simulated = interposed.SimulatedGpu(selection.sms, selection.strict)
+    done, record = interposed.run(command, selection.ptx, Workspace.open(state), selection.fast, simulated)
     _show(done)
-    if fast:
+    if selection.fast:
         console.info("fast: MMAs may differ by 2^-20 of the sum of their magnitudes from what the PTX ISA defines")
     if receipt and done.modules:
         write_record(receipt, record)
         console.info(f"receipt: {receipt}")
     if done.exit_code:
         raise typer.Exit(done.exit_code)
+    if done.rejected_modules:
+        raise CompileFailed(
+            f"ptxas rejects {done.rejected_modules} modules for their own target", "the messages above name the instructions"
+        )
     if done.refused_modules:
-        raise BadInput(f"{done.refused_modules} modules for SM12x were refused", "the messages above name the instructions")
+        raise BadInput(f"{done.refused_modules} modules were refused", "the messages above state why")
     if not done.modules:
         raise CheckFailed(
             "the program loaded no module for SM12x: nothing was verified",
-            "modules with code for Hopper run unchanged; build for sm_120a or sm_120f alone",
+            "without PTX for SM12x, code for Hopper runs; compile with -gencode arch=compute_120a,code=compute_120a",
         )
+
+
+MOST_NAMES = 8
+"""Kernels that are named of a module; the record has all."""
 
 
 def _show(done: InterposedRun) -> None:
@@ -68,7 +98,19 @@ def _show(done: InterposedRun) -> None:
         console.info(f"replaced: {count} {opcode}")
     for size in done.refused_shared_bytes:
         console.info(f"refused: {size:,} B of shared memory for a CTA; SM120 has 101,376 B")
+    for ctas, threads, shared, room in done.refused_launches:
+        console.info(
+            f"refused: a launch of {ctas:,} CTAs of {threads} threads with {shared:,} B of dynamic shared memory;"
+            f" an SM has room for {room} on SM120"
+        )
+    for module in done.hopper_modules:
+        kernels = f": {', '.join(module.kernels[:MOST_NAMES])}" if module.kernels else ""
+        more = f" and {len(module.kernels) - MOST_NAMES} more" if len(module.kernels) > MOST_NAMES else ""
+        console.info(f"not verified: a module of {module.bytes:,} B in {module.file} ran code for Hopper{kernels}{more}")
+    for native in (module["sm120"] for module in done.modules):
+        if native["unknown"]:
+            console.info(f"not assembled for {native['arch']}: {native['unknown']}")
     console.info(
-        f"{len(done.modules)} modules for SM12x with {done.kernels} kernels rewritten, {done.refused_modules} refused; "
-        f"the program ended with exit code {done.exit_code}; unverified on SM120"
+        f"{len(done.modules)} modules for SM12x with {done.kernels} kernels rewritten, {done.refused_modules} refused, "
+        f"{len(done.hopper_modules)} not verified; the program ended with exit code {done.exit_code}; unverified on SM120"
     )

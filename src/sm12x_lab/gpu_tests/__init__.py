@@ -5,9 +5,9 @@ in software, by a header or by rewritten PTX. Every tile runs with adversarial d
 each must be detected.
 """
 
+from sm12x_lab.gpu import Backend, CudaDevice, arch, probe, require
 from sm12x_lab.gpu_tests.compiled import CompiledVerification, load, save
 from sm12x_lab.gpu_tests.faults import SeededFault, mutants, stock_fault
-from sm12x_lab.gpu_tests.gpu import Backend, CudaDevice, arch, probe, require
 from sm12x_lab.gpu_tests.programs import HEADERS, Compiler, EngineTree, Programs, sources_digest
 from sm12x_lab.gpu_tests.receipt import receipt_name, record, stale
 from sm12x_lab.gpu_tests.running import RunOutcome

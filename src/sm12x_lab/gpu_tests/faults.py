@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm12x_lab.gpu_tests.gpu import Backend
+from sm12x_lab.gpu import Backend
 from sm12x_lab.gpu_tests.programs import SOURCES, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome, run, worst
 from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration

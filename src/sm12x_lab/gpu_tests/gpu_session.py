@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm12x_lab import gpu_tests
+from sm12x_lab.gpu_tests.rewriting import RewritingLauncher
 from sm12x_lab.gpu_tests.verified_kernels import VerificationScope
 from sm12x_lab.ptx import interposed
 from sm120kit.core import reporting, toolchain
@@ -62,7 +63,7 @@ def _launcher(
         yield gpu_tests.Launcher()
         return
     with interposed.prepared(captured, target.options.workspace, tools, apart=True) as interposition:
-        yield interposed.RewritingLauncher(interposition, captured is not None)
+        yield RewritingLauncher(interposition, captured is not None)
 
 
 def compile_verification(

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sm12x_lab.gpu_tests.gpu import Backend, CudaDevice
+from sm12x_lab.gpu import Backend, CudaDevice
 from sm12x_lab.gpu_tests.programs import Programs, sources_digest
 from sm12x_lab.gpu_tests.running import RunOutcome
 from sm12x_lab.gpu_tests.verification import VerificationReport

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from sm12x_lab.gpu import Backend
 from sm12x_lab.gpu_tests import faults
 from sm12x_lab.gpu_tests.faults import FaultResult, SeededFault
-from sm12x_lab.gpu_tests.gpu import Backend
 from sm12x_lab.gpu_tests.programs import TOO_BIG, EngineTree, Program, Programs
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome, run, run_with_timeout, worst
 from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration, Matrix

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-from sm12x_lab.gpu_tests.gpu import Backend
+from sm12x_lab.gpu import Backend
 from sm120kit.core.errors import NotFound
 from sm120kit.core.records import LeftOut
 from sm120kit.kernels.kernel_records import Tile, TileFacts

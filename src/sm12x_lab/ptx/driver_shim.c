@@ -1,15 +1,17 @@
 // Preloaded into the programs that `sm120kit verify run` starts: the driver of a Hopper GPU as a program for SM120 sees it.
 //
-// - It reports compute capability 12.0 and the shared memory of SM120, and refuses kernels that need more.
-// - Modules with code for SM12x and none for Hopper are rewritten by the program in SM120KIT_PTX_REWRITER before they are loaded.
-//   They cannot be linked by the driver's linker.
+// - It reports compute capability 12.0 and the limits of SM120. Occupancy, and launches that do not fit, are those of SM120: from
+//   what ptxas reports of the original PTX, by cuda_occupancy.h, the calculator in CUDA's headers.
+// - Modules with PTX for SM12x are rewritten by the program in SM120KIT_PTX_REWRITER before they are loaded. They cannot be linked
+//   by the driver's linker. Modules that SM120 cannot load are refused; those whose code for Hopper runs are written to the log.
 // - Kernels that were captured from a build take the place of those of the same name.
 // - Tensor maps of 4-bit elements, which Hopper's driver rejects, are encoded as maps of bytes with a mark, see rewrite.py. Those
 //   that a program writes itself, as CuTe DSL does, are replaced among the parameters of a launch.
 //
-// Programs reach the driver through symbols of libcuda, dlsym or cuGetProcAddress; all three lead here. CUDA's headers are not
-// needed: the functions and numbers are those of cuda.h 13.0, and the layout of fatbins is that of kernels/cubin/fatbin.py.
+// Programs reach the driver through symbols of libcuda, dlsym or cuGetProcAddress; all three lead here. The functions and numbers
+// are those of cuda.h 13.0, and the layout of fatbins is that of kernels/cubin/fatbin.py.
 #define _GNU_SOURCE
+#include <cuda_occupancy.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -26,12 +28,18 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NO_BINARY_FOR_GPU = 209, FILE_NOT_FOUND = 301, NOT_FOUND = 500 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, NO_BINARY_FOR_GPU = 209, INVALID_PTX = 218, FILE_NOT_FOUND = 301, NOT_FOUND = 500 };
+enum { LAUNCH_OUT_OF_RESOURCES = 701, COOPERATIVE_LAUNCH_TOO_LARGE = 720 };
 
 // CUdevice_attribute and CUfunction_attribute
-enum { THREADS_PER_SM = 39, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, SHARED_PER_SM = 81, SHARED_PER_CTA = 97 };
-enum { STATIC_SHARED_BYTES = 1, DYNAMIC_SHARED_BYTES = 8 };
-enum { LARGEST_SHARED_BYTES = 101376 };
+enum { SM_COUNT = 16, L2_BYTES = 38, THREADS_PER_SM = 39, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
+enum { SHARED_PER_SM = 81, SHARED_PER_CTA = 97, CTAS_PER_SM = 106 };
+enum { MOST_THREADS = 0, STATIC_SHARED_BYTES = 1, REGISTERS = 4, BINARY_VERSION = 6, DYNAMIC_SHARED_BYTES = 8 };
+
+// Of compute capability 12.0: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". cuda_occupancy.h has
+// the others: 24 CTAs a multiprocessor, and how registers, shared memory and barriers are allocated.
+enum { LARGEST_SHARED_BYTES = 101376, RESERVED_SHARED_BYTES = 1024, MULTIPROCESSOR_SHARED_BYTES = 102400 };
+enum { MULTIPROCESSOR_THREADS = 1536, MULTIPROCESSOR_CTAS = 24, MULTIPROCESSOR_REGISTERS = 65536, CTA_THREADS = 1024 };
 
 extern char **environ;
 
@@ -81,16 +89,20 @@ static uint64_t u64(unsigned char const *at) { uint64_t x; memcpy(&x, at, 8); re
 static uint32_t u32(unsigned char const *at) { uint32_t x; memcpy(&x, at, 4); return x; }
 static uint16_t u16(unsigned char const *at) { uint16_t x; memcpy(&x, at, 2); return x; }
 
-/// An image in memory: its bytes, and whether it has code for SM12x and code that Hopper runs.
+/// An image in memory: its bytes, and whether it has code for SM12x, PTX for it, code that Hopper runs, and any that SM120 can load.
 struct image {
   unsigned char const *data;
   size_t size;
-  int for_sm120, for_hopper;
+  int for_sm120, ptx_for_sm120, for_hopper, loadable;
 };
 
-static void add_arch(struct image *image, unsigned arch, int is_ptx) {
-  if (arch >= 120 && arch < 130) image->for_sm120 = 1;
+/// `specific`: the code is for this architecture or family alone, such as sm_90a.
+static void add_arch(struct image *image, unsigned arch, int is_ptx, int specific) {
+  int const sm120 = arch >= 120 && arch < 130;
+  if (sm120) image->for_sm120 = image->loadable = 1;
+  if (sm120 && is_ptx) image->ptx_for_sm120 = 1;
   if (arch == 90 || (is_ptx && arch < 90)) image->for_hopper = 1;
+  if (is_ptx && arch < 120 && !specific) image->loadable = 1;
 }
 
 /// What follows a comment, a string or the line of a preprocessor at `text`; `text` itself if there is none.
@@ -109,9 +121,10 @@ static char const *after_ignored(char const *text) {
   return end ? end : text + strlen(text);
 }
 
-/// The arch of the directive .target of a PTX module: 120 for sm_120a; 0 without one.
-static unsigned target_arch(char const *text) {
+/// The arch of the directive .target of a PTX module: 120 for sm_120a, which is `specific`; 0 without one.
+static unsigned target_arch(char const *text, int *specific) {
   unsigned arch = 0;
+  char suffix = 0;
   int is_target = 0;
   while (*text) {
     char const *next = after_ignored(text);
@@ -120,7 +133,9 @@ static unsigned target_arch(char const *text) {
     } else if (strchr(" \t\r\n\f", *text)) {
       ++text;
     } else if (is_target) {
-      return sscanf(text, "sm_%u", &arch) == 1 ? arch : 0;
+      int const fields = sscanf(text, "sm_%u%c", &arch, &suffix);
+      *specific = fields == 2 && (suffix == 'a' || suffix == 'f');
+      return fields > 0 ? arch : 0;
     } else {
       is_target = !strncmp(text, ".target", 7);
       text += is_target ? 7 : 1;
@@ -132,7 +147,7 @@ static unsigned target_arch(char const *text) {
 /// `limit` is the size of a file; images in memory have none, and end where their headers say.
 static struct image examine(void const *code, size_t limit) {
   unsigned char const *data = code;
-  struct image image = {data, 0, 0, 0};
+  struct image image = {data, 0, 0, 0, 0, 0};
   if (!data) return image;
   if (limit == SIZE_MAX && u32(data) == 0x466243b1) {  // what nvcc registers: it has the address
     image.data = data = (unsigned char const *)(uintptr_t)u64(data + 8);
@@ -143,7 +158,7 @@ static struct image examine(void const *code, size_t limit) {
     if (image.size > limit) return image;
     for (size_t at = u16(data + 6); at + 64 <= image.size;) {
       unsigned const kind = u16(data + at);
-      if (kind == 1 || kind == 2) add_arch(&image, u32(data + at + 28), kind == 1);
+      if (kind == 1 || kind == 2) add_arch(&image, u32(data + at + 28), kind == 1, (u32(data + at + 40) & 0x300000) != 0);
       uint64_t const next = u32(data + at + 4) + u64(data + at + 8);
       if (!next) break;
       at += next;
@@ -160,10 +175,12 @@ static struct image examine(void const *code, size_t limit) {
     }
     if (image.size > limit) return image;
     uint32_t const flags = u32(data + 48);
-    add_arch(&image, data[7] == 0x41 ? flags >> 8 & 0xff : flags & 0xff, 0);
+    add_arch(&image, data[7] == 0x41 ? flags >> 8 & 0xff : flags & 0xff, 0, 1);
   } else if ((data[0] >= ' ' && data[0] < 0x7f) || strchr("\t\r\n\f\xef", data[0])) {  // a byte order mark begins with 0xef
     image.size = strlen((char const *)data) + 1;
-    add_arch(&image, target_arch((char const *)data), 1);
+    int specific = 0;
+    unsigned const arch = target_arch((char const *)data, &specific);
+    add_arch(&image, arch, 1, specific);
   }
   return image;
 }
@@ -187,7 +204,7 @@ static void *read_file(char const *path, size_t *size) {
   return data;
 }
 
-/// Run the rewriter on a file of the run's directory; its messages go to stderr.
+/// Run the rewriter on a file of the run's directory; its messages go to stderr. Returns its exit code, or -1.
 static int run_rewriter(char const *image, char const *cubin) {
   char *rewriter = getenv("SM120KIT_PTX_REWRITER");
   char *const arguments[] = {rewriter, (char *)image, (char *)cubin, NULL};
@@ -196,111 +213,223 @@ static int run_rewriter(char const *image, char const *cubin) {
   size_t count = 0, kept = 0;
   while (environ[count]) ++count;
   char **variables = calloc(count + 1, sizeof *variables);
-  if (!rewriter || !variables) return 0;
+  if (!rewriter || !variables) return -1;
   for (size_t i = 0; i < count; ++i)
     if (strncmp(environ[i], "LD_PRELOAD=", 11)) variables[kept++] = environ[i];
   int const failed = posix_spawn(&child, rewriter, NULL, NULL, arguments, variables);
   free(variables);
-  if (failed) return 0;
+  if (failed) return -1;
   while (waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) return 0;
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (errno != EINTR) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/// The cubin for Hopper of an image for SM12x; NULL if it cannot be rewritten. It stays in memory, as the driver may read it later.
-static void *rewritten(struct image const *image) {
-  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/// Bitwise CRC-32, as zlib's.
+static uint32_t crc32_of(unsigned char const *data, size_t size) {
+  uint32_t crc = 0xffffffffu;
+  for (size_t i = 0; i < size; ++i) {
+    crc ^= data[i];
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+  }
+  return ~crc;
+}
+
+/// The lines `NAME REGISTERS BARRIERS SHARED THREADS` of the kernels in machine code that the rewriter made; NULL of other code.
+static char *figures_of(struct image const *image) {
+  char path[4096], *directory = getenv("SM120KIT_PTX_RUN");
+  if (!directory) return NULL;
+  snprintf(path, sizeof path, "%s/%08x-%zx.figures", directory, crc32_of(image->data, image->size), image->size);
+  return read_file(path, NULL);
+}
+
+/// Code to load, and whether it is another than that of the program. `refused` is the status of what cannot be loaded; `figures` are
+/// those of rewritten kernels; `hopper`: kernels of the module run as code for Hopper, and `id` is its name in the log.
+struct loadable {
+  void const *code;
+  int changed, refused, hopper;
+  char *figures;
+  uint64_t id;
+};
+
+static uint64_t hash_of(struct image const *image) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (size_t i = 0; i < image->size; ++i) hash = (hash ^ image->data[i]) * 0x100000001b3u;
+  return hash;
+}
+
+/// The cubin for Hopper of an image for SM12x. It stays in memory, as the driver may read it later.
+static struct loadable rewritten(struct image const *image) {
+  enum { REJECTED_BY_PTXAS = 50 };
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  struct loadable result = {NULL, 1, NO_BINARY_FOR_GPU, 0, NULL, hash_of(image)};
   char const *directory = getenv("SM120KIT_PTX_RUN");
   char source[4096], cubin[4096];
-  if (!directory) return NULL;
-  snprintf(source, sizeof source, "%s/%016llx-%zx.%d", directory, (unsigned long long)hash, image->size, (int)getpid());
-  snprintf(cubin, sizeof cubin, "%s/%016llx-%zx.cubin", directory, (unsigned long long)hash, image->size);
+  int status = 0;
+  if (!directory) return result;
+  snprintf(source, sizeof source, "%s/%016llx-%zx.%d", directory, (unsigned long long)result.id, image->size, (int)getpid());
+  snprintf(cubin, sizeof cubin, "%s/%016llx-%zx.cubin", directory, (unsigned long long)result.id, image->size);
   pthread_mutex_lock(&lock);
-  void *result = read_file(cubin, NULL);
-  if (!result && write_file(source, image->data, image->size)) {
-    if (run_rewriter(source, cubin)) result = read_file(cubin, NULL);
+  size_t size = 0;
+  void *code = read_file(cubin, &size);
+  if (!code && write_file(source, image->data, image->size)) {
+    status = run_rewriter(source, cubin);
+    if (!status) code = read_file(cubin, &size);
     unlink(source);
   }
   pthread_mutex_unlock(&lock);
-  if (!result) note("refused %016llx %zu", (unsigned long long)hash, image->size);
+  if (code) {
+    struct image const ours = {code, size, 0, 0, 0, 0};
+    result.code = code, result.refused = SUCCESS, result.figures = figures_of(&ours);
+    return result;
+  }
+  if (status == REJECTED_BY_PTXAS) result.refused = INVALID_PTX;
+  note("refused %016llx %zu %d", (unsigned long long)result.id, image->size, status);
   return result;
 }
 
-/// Code to load, and whether it is another than that of the program. There is none if what is only for SM12x cannot be rewritten.
-struct loadable {
-  void const *code;
-  int changed, refused;
-};
-
-static struct loadable for_hopper(void const *code, size_t limit) {
-  struct image const image = examine(code, limit);
-  if (!image.for_sm120 || image.for_hopper) return (struct loadable){code, 0, 0};
-  void const *cubin = rewritten(&image);
-  return (struct loadable){cubin, 1, !cubin};
+/// The name of the library or program that has an address, without its directories; "memory" of what a program allocated.
+static char const *file_of(void const *address) {
+  Dl_info where;
+  if (!dladdr(address, &where) || !where.dli_fname) return "memory";
+  char const *slash = strrchr(where.dli_fname, '/');
+  return slash ? slash + 1 : where.dli_fname;
 }
 
+/// Whether an address is in a library of NVIDIA that chooses among kernels of its own, some of them for Hopper: it sees the GPU as it
+/// is, because its kernels for SM120 have no PTX.
+static int in_library_of_nvidia(void const *address) {
+  static char const *const names[] = {"libcublas", "libcudnn", "libcufft", "libcurand", "libcusolver", "libcusparse", "libnccl"};
+  char const *name = file_of(address);
+  for (unsigned i = 0; i < sizeof names / sizeof *names; ++i)
+    if (!strncmp(name, names[i], strlen(names[i]))) return 1;
+  return 0;
+}
+
+/// A module of which SM120 would run other code, or none. With SM120KIT_PTX_STRICT it is refused, except that of PyTorch.
+static struct loadable for_another_gpu(struct image const *image, void const *code) {
+  struct loadable it = {code, 0, SUCCESS, 1, NULL, (uintptr_t)image->data ^ (uint64_t)getpid() << 44};
+  char const *file = file_of(code), *strict = getenv("SM120KIT_PTX_STRICT");
+  int const of_pytorch = !strncmp(file, "libtorch", 8) || !strncmp(file, "libc10", 6);
+  if (image->loadable && !(strict && *strict && !of_pytorch)) {
+    note("hopper %llx %zu %d %s", (unsigned long long)it.id, image->size, image->for_sm120, file);
+    return it;
+  }
+  it.refused = NO_BINARY_FOR_GPU;
+  note("refused %llx %zu %s", (unsigned long long)it.id, image->size, image->loadable ? "strict" : "hopper");
+  fprintf(stderr, "sm120kit verify run: a module of %zu B in %s %s\n", image->size, file,
+          image->loadable ? "would run code for Hopper; --strict refuses it" : "has no code that SM120 can load");
+  return it;
+}
+
+/// What to load for `code`: that for SM120 if it is known, rewritten; the code as it is if the rewriter made it, or if it is of a
+/// library of NVIDIA. `caller` is the return address of the function that loads it.
+static struct loadable for_hopper(void const *code, size_t limit, void const *caller) {
+  struct image const image = examine(code, limit);
+  struct loadable const as_it_is = {code, 0, SUCCESS, 0, NULL, 0};
+  int const known = image.for_sm120 || image.for_hopper;
+  if (!known || in_library_of_nvidia(caller) || in_library_of_nvidia(code)) return as_it_is;
+  if (image.ptx_for_sm120 || !image.for_hopper) return rewritten(&image);
+  char *figures = u32(image.data) == 0x464c457f ? figures_of(&image) : NULL;
+  if (figures) return (struct loadable){code, 0, SUCCESS, 0, figures, 0};
+  return for_another_gpu(&image, code);
+}
+
+/// What was loaded by its handle, the latest first.
+struct module {
+  struct module *next;
+  void *handle;
+  struct loadable it;
+};
+static struct module *modules;
+static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int loaded(int status, void *const *handle, struct loadable it) {
+  struct module *module = status || !handle ? NULL : calloc(1, sizeof *module);
+  if (!module) return status;
+  pthread_mutex_lock(&modules_lock);
+  *module = (struct module){modules, *handle, it};
+  modules = module;
+  pthread_mutex_unlock(&modules_lock);
+  return status;
+}
+
+static struct loadable module_of(void *handle) {
+  pthread_mutex_lock(&modules_lock);
+  struct module const *at = modules;
+  while (at && at->handle != handle) at = at->next;
+  pthread_mutex_unlock(&modules_lock);
+  return at ? at->it : (struct loadable){NULL, 0, SUCCESS, 0, NULL, 0};
+}
+
+#define LOADABLE(code, limit)                                                        \
+  struct loadable const it = for_hopper(code, limit, __builtin_return_address(0)); \
+  if (it.refused) return it.refused
+
 EXPORT int cuModuleLoadData(void **module, void const *code) {
-  struct loadable const it = for_hopper(code, SIZE_MAX);
-  return it.refused ? NO_BINARY_FOR_GPU : DRIVER(int, "cuModuleLoadData", void **, void const *)(module, it.code);
+  LOADABLE(code, SIZE_MAX);
+  return loaded(DRIVER(int, "cuModuleLoadData", void **, void const *)(module, it.code), module, it);
 }
 
 EXPORT int cuModuleLoadDataEx(void **module, void const *code, unsigned count, void *options, void **values) {
-  struct loadable const it = for_hopper(code, SIZE_MAX);
-  if (it.refused) return NO_BINARY_FOR_GPU;
-  return DRIVER(int, "cuModuleLoadDataEx", void **, void const *, unsigned, void *, void **)(
-      module, it.code, it.changed ? 0 : count, options, values);
+  LOADABLE(code, SIZE_MAX);
+  return loaded(DRIVER(int, "cuModuleLoadDataEx", void **, void const *, unsigned, void *, void **)(
+                    module, it.code, it.changed ? 0 : count, options, values),
+                module, it);
 }
 
 EXPORT int cuModuleLoadFatBinary(void **module, void const *code) {
-  struct loadable const it = for_hopper(code, SIZE_MAX);
-  if (it.refused) return NO_BINARY_FOR_GPU;
-  return DRIVER(int, it.changed ? "cuModuleLoadData" : "cuModuleLoadFatBinary", void **, void const *)(module, it.code);
+  LOADABLE(code, SIZE_MAX);
+  char const *name = it.changed ? "cuModuleLoadData" : "cuModuleLoadFatBinary";
+  return loaded(DRIVER(int, name, void **, void const *)(module, it.code), module, it);
 }
 
 EXPORT int cuModuleLoad(void **module, char const *path) {
   size_t size = 0;
   void *content = read_file(path, &size);
-  struct loadable const it = for_hopper(content, size);
+  struct loadable const it = for_hopper(content, size, __builtin_return_address(0));
   free(content);
-  if (it.refused) return NO_BINARY_FOR_GPU;
-  if (it.changed) return DRIVER(int, "cuModuleLoadData", void **, void const *)(module, it.code);
-  return DRIVER(int, "cuModuleLoad", void **, char const *)(module, path);
+  if (it.refused) return it.refused;
+  int const status = it.changed ? DRIVER(int, "cuModuleLoadData", void **, void const *)(module, it.code)
+                                : DRIVER(int, "cuModuleLoad", void **, char const *)(module, path);
+  return loaded(status, module, it);
 }
+
+typedef int LoadLibrary(void **, void const *, void *, void **, unsigned, void *, void **, unsigned);
 
 EXPORT int cuLibraryLoadData(void **library, void const *code, void *jit, void **jit_values, unsigned jit_count, void *options,
                              void **values, unsigned count) {
-  struct loadable const it = for_hopper(code, SIZE_MAX);
-  if (it.refused) return NO_BINARY_FOR_GPU;
-  return DRIVER(int, "cuLibraryLoadData", void **, void const *, void *, void **, unsigned, void *, void **, unsigned)(
-      library, it.code, jit, jit_values, it.changed ? 0 : jit_count, options, values, count);
+  LOADABLE(code, SIZE_MAX);
+  LoadLibrary *load = (LoadLibrary *)driver("cuLibraryLoadData");
+  return loaded(load(library, it.code, jit, jit_values, it.changed ? 0 : jit_count, options, values, count), library, it);
 }
 
 EXPORT int cuLibraryLoadFromFile(void **library, char const *path, void *jit, void **jit_values, unsigned jit_count, void *options,
                                  void **values, unsigned count) {
   size_t size = 0;
   void *content = read_file(path, &size);
-  struct loadable const it = for_hopper(content, size);
+  struct loadable const it = for_hopper(content, size, __builtin_return_address(0));
   free(content);
-  if (it.refused) return NO_BINARY_FOR_GPU;
-  if (it.changed)
-    return DRIVER(int, "cuLibraryLoadData", void **, void const *, void *, void **, unsigned, void *, void **, unsigned)(
-        library, it.code, jit, jit_values, 0, options, values, count);
-  return DRIVER(int, "cuLibraryLoadFromFile", void **, char const *, void *, void **, unsigned, void *, void **, unsigned)(
-      library, path, jit, jit_values, jit_count, options, values, count);
+  if (it.refused) return it.refused;
+  LoadLibrary *load = (LoadLibrary *)driver(it.changed ? "cuLibraryLoadData" : "cuLibraryLoadFromFile");
+  return loaded(load(library, it.changed ? it.code : path, jit, jit_values, it.changed ? 0 : jit_count, options, values, count),
+                library, it);
+}
+
+EXPORT int cuLibraryGetModule(void **module, void *library) {
+  int const status = DRIVER(int, "cuLibraryGetModule", void **, void *)(module, library);
+  return loaded(status, module, module_of(library));
 }
 
 // ---- the linker
 
-/// Whether an input of the driver's linker is only for SM12x. It makes a cubin of several inputs, which are not rewritten.
+/// Whether an input of the driver's linker has code for SM12x. It makes a cubin of several inputs, which are not rewritten.
 static int cannot_be_linked(void const *data, size_t size, char const *name) {
   char *copy = data ? calloc(1, size + 64) : NULL;
   if (!copy) return 0;
   memcpy(copy, data, size);
   struct image const image = examine(copy, size);
   free(copy);
-  if (!image.for_sm120 || image.for_hopper) return 0;
+  if (!image.for_sm120) return 0;
   note("refused link-%zx %zu", size, size);
   fprintf(stderr,
           "sm120kit verify run: %s is code for SM12x; it cannot be linked at run time (cuLinkAddData, cuLinkAddFile)\n"
@@ -334,8 +463,8 @@ EXPORT int cuLinkAddFile(void *, int, char const *, unsigned, void *, void **) _
 // ---- captured kernels
 
 /// A kernel of a captured module, which is loaded when a program looks the kernel up. The run's directory has a list of lines
-/// `NAME FILE`. Returns 0 if the name is not in it, else 1 and the driver's status.
-static int captured(char const *name, void **kernel, int *status) {
+/// `NAME FILE`. Returns 0 if the name is not in it, else 1, the driver's status, and the module as that of the kernel.
+static int captured(char const *name, void **kernel, int *status, void **library) {
   enum { MOST_FILES = 4096 };
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static struct {
@@ -365,49 +494,64 @@ static int captured(char const *name, void **kernel, int *status) {
       *status = text ? cuLibraryLoadData(&files[at].library, text, NULL, NULL, 0, NULL, NULL, 0) : FILE_NOT_FOUND;
       free(text);
     }
-    if (!*status) *status = DRIVER(int, "cuLibraryGetKernel", void **, void *, char const *)(kernel, files[at].library, name);
+    *library = files[at].library;
+    if (!*status) *status = DRIVER(int, "cuLibraryGetKernel", void **, void *, char const *)(kernel, *library, name);
   }
   pthread_mutex_unlock(&lock);
   return found;
 }
 
-static int looked_up(int status, void *const *kernel, char const *query);
+static int looked_up(int status, void *const *kernel, char const *query, struct loadable it, char const *name);
+static int same_kernel(int status, void *const *function, void *kernel);
 
 EXPORT int cuLibraryGetKernel(void **kernel, void *library, char const *name) {
   int status;
-  if (!name || !captured(name, kernel, &status))
+  if (!name || !captured(name, kernel, &status, &library))
     status = DRIVER(int, "cuLibraryGetKernel", void **, void *, char const *)(kernel, library, name);
-  return looked_up(status, kernel, "cuKernelGetParamInfo");
+  return looked_up(status, kernel, "cuKernelGetParamInfo", module_of(library), name);
 }
 
 EXPORT int cuKernelGetFunction(void **function, void *kernel) {
   int const status = DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
-  return looked_up(status, function, "cuFuncGetParamInfo");
+  return same_kernel(status, function, kernel);
 }
 
 EXPORT int cuModuleGetFunction(void **function, void *module, char const *name) {
   void *kernel;
   int status;
-  if (!name || !captured(name, &kernel, &status))
+  if (!name || !captured(name, &kernel, &status, &module))
     status = DRIVER(int, "cuModuleGetFunction", void **, void *, char const *)(function, module, name);
   else if (!status)
     status = DRIVER(int, "cuKernelGetFunction", void **, void *)(function, kernel);
-  return looked_up(status, function, "cuFuncGetParamInfo");
+  return looked_up(status, function, "cuFuncGetParamInfo", module_of(module), name);
+}
+
+/// Kernels that a program takes without their names.
+static int enumerated(int status, void *const *kernels, unsigned count, char const *query, char const *get_name, void *owner) {
+  for (unsigned i = 0; !status && kernels && i < count; ++i) {
+    char const *name = NULL;
+    if (DRIVER(int, get_name, char const **, void *)(&name, kernels[i]) == SUCCESS)
+      looked_up(SUCCESS, kernels + i, query, module_of(owner), name);
+  }
+  return status;
+}
+
+EXPORT int cuLibraryEnumerateKernels(void **kernels, unsigned count, void *library) {
+  int const status = DRIVER(int, "cuLibraryEnumerateKernels", void **, unsigned, void *)(kernels, count, library);
+  return enumerated(status, kernels, count, "cuKernelGetParamInfo", "cuKernelGetName", library);
+}
+
+EXPORT int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
+  int const status = DRIVER(int, "cuModuleEnumerateFunctions", void **, unsigned, void *)(functions, count, module);
+  return enumerated(status, functions, count, "cuFuncGetParamInfo", "cuFuncGetName", module);
 }
 
 // ---- the GPU
 
-/// Whether a return address is in a library of NVIDIA that chooses among kernels of its own, some of them for Hopper: it sees the
-/// GPU as it is, because its kernels for SM120 have no PTX.
-static int in_library_of_nvidia(void *address) {
-  static char const *const names[] = {"libcublas", "libcudnn", "libcufft", "libcurand", "libcusolver", "libcusparse", "libnccl"};
-  Dl_info where;
-  if (!dladdr(address, &where) || !where.dli_fname) return 0;
-  char const *slash = strrchr(where.dli_fname, '/');
-  char const *name = slash ? slash + 1 : where.dli_fname;
-  for (unsigned i = 0; i < sizeof names / sizeof *names; ++i)
-    if (!strncmp(name, names[i], strlen(names[i]))) return 1;
-  return 0;
+/// A number of SM120 that `verify run` was given; `otherwise` without one.
+static int given(char const *variable, int otherwise) {
+  char const *text = getenv(variable);
+  return text && *text ? atoi(text) : otherwise;
 }
 
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
@@ -417,8 +561,11 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     case CAPABILITY_MAJOR: *value = 12; break;
     case CAPABILITY_MINOR: *value = 0; break;
     case SHARED_PER_CTA: *value = LARGEST_SHARED_BYTES; break;
-    case SHARED_PER_SM: *value = LARGEST_SHARED_BYTES + 1024; break;
-    case THREADS_PER_SM: *value = 1536; break;
+    case SHARED_PER_SM: *value = MULTIPROCESSOR_SHARED_BYTES; break;
+    case THREADS_PER_SM: *value = MULTIPROCESSOR_THREADS; break;
+    case CTAS_PER_SM: *value = MULTIPROCESSOR_CTAS; break;
+    case SM_COUNT: *value = given("SM120KIT_PTX_SMS", *value); break;
+    case L2_BYTES: *value = given("SM120KIT_PTX_L2", *value); break;
   }
   return status;
 }
@@ -576,11 +723,16 @@ static int converted(uint32_t *map) {
 /// A kernel that a program looked up, the driver's function for the sizes of its parameters, and which of these may be tensor maps:
 /// those of 128 bytes. Their alignment is not seen in their offsets, which on Hopper begin at byte 528 of the constants. Launches
 /// determine them, as these need a context.
+/// `name` and `limits` are those of a rewritten kernel on SM120.
 struct launchable {
   struct launchable *next;
   void *kernel;
   char const *query;
   unsigned parameters, count, maps[MOST_MAPS];
+  struct limits {
+    int registers, barriers, shared, threads;
+  } limits;
+  int rewritten;
 };
 
 static pthread_mutex_t launchables_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -592,36 +744,230 @@ static struct launchable **launchables(void *kernel) {
   return at;
 }
 
-static int looked_up(int status, void *const *kernel, char const *query) {
+/// The figures of a kernel among the lines of its module; 0 without them.
+static int limits_of(char const *figures, char const *name, struct limits *limits) {
+  size_t const length = strlen(name);
+  char const *line = figures;
+  while (line && (strncmp(line, name, length) || line[length] != ' ')) line = (line = strchr(line, '\n')) ? line + 1 : NULL;
+  return line && sscanf(line + length, "%d %d %d %d", &limits->registers, &limits->barriers, &limits->shared, &limits->threads) == 4;
+}
+
+static int looked_up(int status, void *const *kernel, char const *query, struct loadable it, char const *name) {
   if (status || !kernel || !*kernel) return status;
+  if (it.hopper && name) note("kernel %llx %.900s", (unsigned long long)it.id, name);
   pthread_mutex_lock(&launchables_lock);
   struct launchable **at = launchables(*kernel);
   if (!*at) *at = calloc(1, sizeof **at);
   // The address may be that of another kernel, which was unloaded.
-  if (*at) (*at)->kernel = *kernel, (*at)->query = query, (*at)->parameters = (*at)->count = 0;
+  if (*at) {
+    **at = (struct launchable){.next = (*at)->next, .kernel = *kernel, .query = query};
+    (*at)->rewritten = it.figures && name && limits_of(it.figures, name, &(*at)->limits);
+  }
   pthread_mutex_unlock(&launchables_lock);
   return status;
+}
+
+static struct launchable found(void *kernel) {
+  pthread_mutex_lock(&launchables_lock);
+  struct launchable *at = *launchables(kernel);
+  struct launchable const copy = at ? *at : (struct launchable){0};
+  pthread_mutex_unlock(&launchables_lock);
+  return copy;
+}
+
+/// A function is that of a kernel that was looked up.
+static int same_kernel(int status, void *const *function, void *kernel) {
+  if (status || !function || !*function) return status;
+  struct launchable const of = found(kernel);
+  looked_up(SUCCESS, function, "cuFuncGetParamInfo", (struct loadable){NULL, 0, SUCCESS, 0, NULL, 0}, NULL);
+  pthread_mutex_lock(&launchables_lock);
+  struct launchable *at = *launchables(*function);
+  if (at) at->limits = of.limits, at->rewritten = of.rewritten;
+  pthread_mutex_unlock(&launchables_lock);
+  return status;
+}
+
+// ---- residency
+
+/// CUlaunchConfig and CUlaunchAttribute of cuda.h.
+struct attribute {
+  int id, padding;
+  int value[16];
+};
+struct launch {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  struct attribute *attributes;
+  unsigned count;
+};
+enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4 };
+
+static int const *attribute_of(struct launch const *launch, int id) {
+  for (unsigned i = 0; launch->attributes && i < launch->count; ++i)
+    if (launch->attributes[i].id == id) return launch->attributes[i].value;
+  return NULL;
+}
+
+static int multiprocessors(void) {
+  static int count;
+  int device = 0;
+  if (!count) {
+    DRIVER(int, "cuCtxGetDevice", int *)(&device);
+    DRIVER(int, "cuDeviceGetAttribute", int *, int, int)(&count, SM_COUNT, device);
+  }
+  return given("SM120KIT_PTX_SMS", count);
+}
+
+static cudaOccDeviceProp sm120(void) {
+  return (cudaOccDeviceProp){
+      .computeMajor = 12, .maxThreadsPerBlock = CTA_THREADS, .maxThreadsPerMultiprocessor = MULTIPROCESSOR_THREADS,
+      .regsPerBlock = MULTIPROCESSOR_REGISTERS, .regsPerMultiprocessor = MULTIPROCESSOR_REGISTERS, .warpSize = 32,
+      .sharedMemPerBlock = 49152, .sharedMemPerMultiprocessor = MULTIPROCESSOR_SHARED_BYTES, .numSms = multiprocessors(),
+      .sharedMemPerBlockOptin = LARGEST_SHARED_BYTES, .reservedSharedMemPerBlock = RESERVED_SHARED_BYTES};
+}
+
+static cudaOccDeviceState const no_preference = {.carveoutConfig = SHAREDMEM_CARVEOUT_DEFAULT};
+
+static cudaOccFuncAttributes attributes_on_sm120(struct limits limits) {
+  return (cudaOccFuncAttributes){
+      .maxThreadsPerBlock = limits.threads, .numRegs = limits.registers, .sharedSizeBytes = limits.shared,
+      .shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN, .maxDynamicSharedSizeBytes = LARGEST_SHARED_BYTES,
+      .numBlockBarriers = limits.barriers};
+}
+
+/// CTAs of a kernel that one multiprocessor of SM120 has room for.
+static int resident(struct limits limits, int threads, size_t shared) {
+  cudaOccFuncAttributes const attributes = attributes_on_sm120(limits);
+  cudaOccDeviceProp const gpu = sm120();
+  cudaOccResult result;
+  int const status = cudaOccMaxActiveBlocksPerMultiprocessor(&result, &gpu, &attributes, &no_preference, threads, shared);
+  return status == CUDA_OCC_SUCCESS ? result.activeBlocksPerMultiprocessor : 0;
+}
+
+/// The most threads of a CTA of a kernel: what it states, or what its registers leave room for.
+static int most_threads(struct limits limits) {
+  int threads = limits.threads;
+  while (threads > 32 && !resident((struct limits){limits.registers, 0, 0, limits.threads}, threads, 0)) threads -= 32;
+  return threads;
+}
+
+/// The status with which SM120 refuses a launch; SUCCESS for one that fits, and for kernels that were not rewritten.
+static int does_not_fit(void *kernel, struct launch const *launch, int cooperative) {
+  struct launchable const it = found(kernel);
+  if (!it.rewritten) return SUCCESS;
+  unsigned long long const ctas = (unsigned long long)launch->grid[0] * launch->grid[1] * launch->grid[2];
+  unsigned long long const threads = (unsigned long long)launch->block[0] * launch->block[1] * launch->block[2];
+  if (!ctas || !threads || threads > CTA_THREADS) return SUCCESS;  // the driver refuses it
+  if ((uint64_t)it.limits.shared + launch->shared > LARGEST_SHARED_BYTES) {
+    note("shared %llu", (unsigned long long)it.limits.shared + launch->shared);
+    return INVALID_VALUE;
+  }
+  int const room = resident(it.limits, threads, launch->shared);
+  unsigned long long const most = (unsigned long long)room * multiprocessors();
+  int const status = !room ? LAUNCH_OUT_OF_RESOURCES : cooperative && ctas > most ? COOPERATIVE_LAUNCH_TOO_LARGE : SUCCESS;
+  if (!status) return status;
+  note("launch %llu %llu %u %d", ctas, threads, launch->shared, room);
+  fprintf(stderr,
+          "sm120kit verify run: refused as on SM120: a %slaunch of %llu CTAs of %llu threads, %d registers each, with %llu B of "
+          "shared memory; a multiprocessor has room for %d, %d of them for %llu\n",
+          cooperative ? "cooperative " : "", ctas, threads, it.limits.registers,
+          (unsigned long long)it.limits.shared + launch->shared, room, multiprocessors(), most);
+  return status;
+}
+
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, void *kernel, int threads, size_t shared,
+                                                                unsigned flags) {
+  struct launchable const it = found(kernel);
+  int const status = DRIVER(int, "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", int *, void *, int, size_t, unsigned)(
+      count, kernel, threads, shared, flags);
+  if (!it.rewritten || !count || threads < 1) return status;
+  return *count = resident(it.limits, threads, shared), SUCCESS;
+}
+
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *kernel, int threads, size_t shared) {
+  return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, kernel, threads, shared, 0);
+}
+
+EXPORT int cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, void *kernel, int ctas, int threads) {
+  struct launchable const it = found(kernel);
+  int const status = DRIVER(int, "cuOccupancyAvailableDynamicSMemPerBlock", size_t *, void *, int, int)(bytes, kernel, ctas, threads);
+  if (!it.rewritten || !bytes || ctas < 1 || threads < 1) return status;
+  long long total = LARGEST_SHARED_BYTES, own = it.limits.shared;  // of cuda_occupancy.h, this function leaves out the reserved bytes
+  while (total > own && resident(it.limits, threads, total - own) < ctas) total -= 128;
+  return *bytes = total > own ? total - own : 0, SUCCESS;
+}
+
+typedef size_t SharedOfBlock(int);
+
+EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *kernel, SharedOfBlock *shared_of, size_t shared,
+                                                     int limit, unsigned flags) {
+  struct launchable const it = found(kernel);
+  int const status = DRIVER(int, "cuOccupancyMaxPotentialBlockSizeWithFlags", int *, int *, void *, SharedOfBlock *, size_t, int,
+                            unsigned)(grid, block, kernel, shared_of, shared, limit, flags);
+  if (!it.rewritten || !grid || !block) return status;
+  cudaOccDeviceProp const gpu = sm120();
+  cudaOccFuncAttributes attributes = attributes_on_sm120(it.limits);
+  if (limit > 0 && limit < attributes.maxThreadsPerBlock) attributes.maxThreadsPerBlock = limit;
+  int const wrong = cudaOccMaxPotentialOccupancyBlockSize(grid, block, &gpu, &attributes, &no_preference, shared_of, shared);
+  return wrong ? INVALID_VALUE : SUCCESS;
+}
+
+EXPORT int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *kernel, SharedOfBlock *shared_of, size_t shared,
+                                            int limit) {
+  return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, kernel, shared_of, shared, limit, 0);
+}
+
+EXPORT int cuOccupancyMaxActiveClusters(int *clusters, void *kernel, struct launch const *config) {
+  struct launchable const it = found(kernel);
+  int const status = DRIVER(int, "cuOccupancyMaxActiveClusters", int *, void *, void const *)(clusters, kernel, config);
+  if (!it.rewritten || !clusters || !config) return status;
+  int const *size = attribute_of(config, CLUSTER_DIMENSION);
+  int const room = resident(it.limits, config->block[0] * config->block[1] * config->block[2], config->shared);
+  return *clusters = room * multiprocessors() / (size ? size[0] * size[1] * size[2] : 1), SUCCESS;
+}
+
+/// The figure of a rewritten kernel on SM120 that is an attribute of it; 0 if it is none.
+static int attribute_on_sm120(void *kernel, int attribute, int *value) {
+  struct launchable const it = found(kernel);
+  if (!it.rewritten || !value) return 0;
+  switch (attribute) {
+    case MOST_THREADS: *value = most_threads(it.limits); return 1;
+    case STATIC_SHARED_BYTES: *value = it.limits.shared; return 1;
+    case REGISTERS: *value = it.limits.registers; return 1;
+    case BINARY_VERSION: *value = 120; return 1;
+  }
+  return 0;
+}
+
+EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) {
+  if (attribute_on_sm120(function, attribute, value)) return SUCCESS;
+  return DRIVER(int, "cuFuncGetAttribute", int *, int, void *)(value, attribute, function);
+}
+
+EXPORT int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+  if (attribute_on_sm120(kernel, attribute, value)) return SUCCESS;
+  return DRIVER(int, "cuKernelGetAttribute", int *, int, void *, int)(value, attribute, kernel, device);
 }
 
 /// The parameters of a launch, with tensor maps replaced in `maps` and the pointers to all in `space`.
 static void **with_maps(void *kernel, void **parameters, void **space, size_t most, uint32_t (*maps)[MAP_WORDS]) {
   if (!parameters) return parameters;
   pthread_mutex_lock(&launchables_lock);
-  struct launchable *at = *launchables(kernel), found = {0};
+  struct launchable *at = *launchables(kernel), it = {0};
   if (at && !at->parameters) {
     size_t offset, size;
     int (*parameter)(void *, size_t, size_t *, size_t *) = DRIVER(int, at->query, void *, size_t, size_t *, size_t *);
     for (; parameter(kernel, at->parameters, &offset, &size) == SUCCESS; ++at->parameters)
       if (size == 4 * MAP_WORDS && at->count < MOST_MAPS) at->maps[at->count++] = at->parameters;
   }
-  if (at) found = *at;
+  if (at) it = *at;
   pthread_mutex_unlock(&launchables_lock);
   int changed = 0;
-  if (!found.count || found.parameters > most) return parameters;
-  memcpy(space, parameters, found.parameters * sizeof *space);
-  for (unsigned i = 0; i < found.count; ++i) {
-    memcpy(maps[i], parameters[found.maps[i]], sizeof maps[i]);
-    if (converted(maps[i])) space[found.maps[i]] = maps[i], ++changed;
+  if (!it.count || it.parameters > most) return parameters;
+  memcpy(space, parameters, it.parameters * sizeof *space);
+  for (unsigned i = 0; i < it.count; ++i) {
+    memcpy(maps[i], parameters[it.maps[i]], sizeof maps[i]);
+    if (converted(maps[i])) space[it.maps[i]] = maps[i], ++changed;
   }
   return changed ? space : parameters;
 }
@@ -633,18 +979,27 @@ enum { MOST_PARAMETERS = 1024 };
   parameters = with_maps(kernel, parameters, space, MOST_PARAMETERS, maps)
 
 #define LAUNCHES(suffix)                                                                                                        \
-  EXPORT int cuLaunchKernelEx##suffix(void const *config, void *kernel, void **parameters, void **extra) {                      \
+  EXPORT int cuLaunchKernelEx##suffix(struct launch const *config, void *kernel, void **parameters, void **extra) {             \
+    int const *cooperative = config ? attribute_of(config, COOPERATIVE) : NULL;                                                 \
+    int const refused = config ? does_not_fit(kernel, config, cooperative && *cooperative) : SUCCESS;                           \
+    if (refused) return refused;                                                                                                \
     REPLACE_MAPS(kernel, parameters);                                                                                           \
     return DRIVER(int, "cuLaunchKernelEx" #suffix, void const *, void *, void **, void **)(config, kernel, parameters, extra);  \
   }                                                                                                                             \
   EXPORT int cuLaunchKernel##suffix(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
                                     unsigned shared, void *stream, void **parameters, void **extra) {                           \
+    struct launch const launch = {{gx, gy, gz}, {bx, by, bz}, shared, stream, NULL, 0};                                         \
+    int const refused = does_not_fit(kernel, &launch, 0);                                                                       \
+    if (refused) return refused;                                                                                                \
     REPLACE_MAPS(kernel, parameters);                                                                                           \
     return DRIVER(int, "cuLaunchKernel" #suffix, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,  \
                   void *, void **, void **)(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);                 \
   }                                                                                                                             \
   EXPORT int cuLaunchCooperativeKernel##suffix(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,   \
                                                unsigned bz, unsigned shared, void *stream, void **parameters) {                 \
+    struct launch const launch = {{gx, gy, gz}, {bx, by, bz}, shared, stream, NULL, 0};                                         \
+    int const refused = does_not_fit(kernel, &launch, 1);                                                                       \
+    if (refused) return refused;                                                                                                \
     REPLACE_MAPS(kernel, parameters);                                                                                           \
     return DRIVER(int, "cuLaunchCooperativeKernel" #suffix, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
                   unsigned, void *, void **)(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters);                       \
@@ -717,7 +1072,14 @@ static void *replacement(char const *name) {
     char const *name;
     void *function;
   } const entries[] = {
-      ENTRY(cuDeviceComputeCapability), ENTRY(cuDeviceGetAttribute),   ENTRY(cuFuncSetAttribute),
+      ENTRY(cuDeviceComputeCapability), ENTRY(cuDeviceGetAttribute),   ENTRY(cuFuncGetAttribute),
+      ENTRY(cuFuncSetAttribute),        ENTRY(cuKernelGetAttribute),   ENTRY(cuLibraryEnumerateKernels),
+      ENTRY(cuLibraryGetModule),        ENTRY(cuModuleEnumerateFunctions),
+      ENTRY(cuOccupancyAvailableDynamicSMemPerBlock),
+      ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor),
+      ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags),
+      ENTRY(cuOccupancyMaxActiveClusters),
+      ENTRY(cuOccupancyMaxPotentialBlockSize), ENTRY(cuOccupancyMaxPotentialBlockSizeWithFlags),
       ENTRY(cuGetProcAddress),          ENTRY(cuGetProcAddress_v2),    ENTRY(cuKernelSetAttribute),
       ENTRY(cuLibraryGetKernel),        ENTRY(cuModuleGetFunction),
       ENTRY(cuKernelGetFunction),       ENTRY(cuLaunchCooperativeKernel),

@@ -9,9 +9,8 @@
 // Scales: thread selector t and byte selector j. For A, lane 4g + 2t holds those of row g and lane 4g + 2t + 1 those of row g+8;
 // for B, lane 4g + t those of column g. The scales of ascending k are the bytes from j on.
 //
-// Arithmetic, where the ISA leaves the order open: products are exact; the products of one scale vector are added in double in
-// ascending k, these sums times their two scales again in double, then C; the result is rounded once. NaN is 0x7fffffff, or
-// 0x7fff in f16.
+// Arithmetic, where the ISA leaves order and rounding open: the sum of all scaled products and C is exact, and is rounded once, to
+// nearest even. NaN is 0x7fffffff, or 0x7fff in f16.
 #include <cuda_fp16.h>
 
 #include <cstdint>
@@ -72,6 +71,48 @@ __device__ __forceinline__ uint32_t rounded_half(double value) {
   return isnan(value) ? 0x7fffu : __half_as_ushort(__double2half(value));
 }
 
+/// x + y exactly: the rounded sum and its error (Knuth, The Art of Computer Programming 2, 4.2.2, theorem B).
+struct Pair {
+  double sum, error;
+};
+__device__ __forceinline__ Pair exactly(double x, double y) {
+  double const sum = x + y, part = sum - x;
+  return {sum, (x - (sum - part)) + (y - part)};
+}
+
+/// The exact sum of at most N doubles, as terms of ascending magnitude that do not overlap (Shewchuk, "Adaptive Precision
+/// Floating-Point Arithmetic", 1997, theorem 10). `plain` is the ordinary sum, which is right where it is infinite or NaN.
+template <int N>
+struct ExactSum {
+  double term[N] = {}, plain = 0;
+  int count = 0;
+
+  __device__ __forceinline__ void add(double x) {
+    plain += x;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (i < count) {
+        Pair const p = exactly(x, term[i]);
+        term[i] = p.error, x = p.sum;
+      }
+    term[count++] = x;
+  }
+
+  /// The sum rounded to odd: rounding it again to at most 51 bits is rounding the exact sum once.
+  __device__ __forceinline__ double odd() const {
+    if (!isfinite(plain)) return plain;
+    double sum = 0, error = 0;
+#pragma unroll
+    for (int i = N - 1; i >= 0; --i)
+      if (error == 0) {
+        Pair const p = exactly(sum, term[i]);
+        sum = p.sum, error = p.error;
+      }
+    long long const bits = __double_as_longlong(sum);
+    return error == 0 || (bits & 1) ? sum : __longlong_as_double(bits + ((error < 0) == (sum < 0) ? 1 : -1));
+  }
+};
+
 struct Scales {
   uint32_t row[2], column[2];
 };
@@ -117,20 +158,29 @@ __device__ __forceinline__ uint4 mma_k64(uint32_t a0, uint32_t a1, uint32_t a2, 
   uint32_t d[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    double sum = 0;
+    ExactSum<Vectors + 1> sum;
 #pragma unroll
     for (int v = 0; v < Vectors; ++v) {
       uint32_t const row = s.row[i / 2] >> (8 * v) & 0xff, column = s.column[i % 2] >> (8 * v) & 0xff;
       double const scale = Ue4m3 ? ue4m3(row) * ue4m3(column) : ue8m0(row) * ue8m0(column);
-      sum += 0.25 * dot[i / 2][i % 2][v] * scale;
+      sum.add(0.25 * dot[i / 2][i % 2][v] * scale);
     }
-    d[i] = rounded(sum + c[i]);
+    sum.add(c[i]);
+    d[i] = rounded(sum.odd());
   }
   return {d[0], d[1], d[2], d[3]};
 }
 
+/// Four sums, and the errors of their roundings: pairs of e5m2 have products of 70 bits.
 struct Sums {
-  double value[4];
+  double value[4], error[4];
+
+  /// A sum times a power of two, and C.
+  __device__ __forceinline__ double with(int i, double scale, double c) const {
+    ExactSum<3> sum;
+    sum.add(value[i] * scale), sum.add(isfinite(value[i]) ? error[i] * scale : 0), sum.add(c);
+    return sum.odd();
+  }
 };
 
 /// The sums of products of m16n8k32, without scales and C.
@@ -156,7 +206,10 @@ __device__ __forceinline__ Sums sums_k32(uint32_t a0, uint32_t a1, uint32_t a2, 
           x[i] = value_of((row[i] >> (8 * byte) & 0xff) >> shift_a, type_a);
           y[i] = value_of((column[i] >> (8 * byte) & 0xff) >> shift_b, type_b);
         }
-        for (int i = 0; i < 4; ++i) sums.value[i] += x[i / 2] * y[i % 2];
+        for (int i = 0; i < 4; ++i) {
+          Pair const p = exactly(sums.value[i], x[i / 2] * y[i % 2]);
+          sums.value[i] = p.sum, sums.error[i] += p.error;
+        }
       }
     }
   return sums;
@@ -207,12 +260,12 @@ FUNCTION uint4 sm120_mma_bytes_1x_ue8m0(A_B, C_F32, SCALES, uint32_t type_a, uin
   float const c[4] = {c0, c1, c2, c3};
   uint32_t d[4];
   for (int i = 0; i < 4; ++i)
-    d[i] = rounded(sums.value[i] * (ue8m0(s.row[i / 2] & 0xff) * ue8m0(s.column[i % 2] & 0xff)) + c[i]);
+    d[i] = rounded(sums.with(i, ue8m0(s.row[i / 2] & 0xff) * ue8m0(s.column[i % 2] & 0xff), c[i]));
   return {d[0], d[1], d[2], d[3]};
 }
 FUNCTION uint4 sm120_mma_bytes_f32(A_B, C_F32, uint32_t type_a, uint32_t type_b) {
   Sums const sums = sums_k32(a0, a1, a2, a3, b0, b1, type_a, type_b);
-  return {rounded(sums.value[0] + c0), rounded(sums.value[1] + c1), rounded(sums.value[2] + c2), rounded(sums.value[3] + c3)};
+  return {rounded(sums.with(0, 1, c0)), rounded(sums.with(1, 1, c1)), rounded(sums.with(2, 1, c2)), rounded(sums.with(3, 1, c3))};
 }
 FUNCTION uint2 sm120_mma_bytes_f16(A_B, uint32_t c01, uint32_t c23, uint32_t type_a, uint32_t type_b) {
   Sums const sums = sums_k32(a0, a1, a2, a3, b0, b1, type_a, type_b);
@@ -221,7 +274,7 @@ FUNCTION uint2 sm120_mma_bytes_f16(A_B, uint32_t c01, uint32_t c23, uint32_t typ
   for (int i = 0; i < 2; ++i) {
     uint32_t half[2];
     for (int j = 0; j < 2; ++j)
-      half[j] = rounded_half(sums.value[2 * i + j] + double(__half2float(__ushort_as_half(c[i] >> (16 * j) & 0xffff))));
+      half[j] = rounded_half(sums.with(2 * i + j, 1, double(__half2float(__ushort_as_half(c[i] >> (16 * j) & 0xffff)))));
     d[i] = half[0] | half[1] << 16;
   }
   return {d[0], d[1]};

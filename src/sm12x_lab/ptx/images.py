@@ -1,28 +1,30 @@
 """Rewrite a module that a running program loads: the program that the preloaded driver (driver_shim.c) runs for each of them.
 
 ``python -m sm12x_lab.ptx.images IMAGE CUBIN`` reads the module in IMAGE (PTX, a fatbin or a cubin for SM12x), and writes
-the module for Hopper to CUBIN. The directory of the run is ``SM120KIT_PTX_RUN``; it gets the module's record. The arguments may
-also be those with which Triton runs ptxas.
+the module for Hopper to CUBIN. The directory of the run is ``SM120KIT_PTX_RUN``; it gets the module's record, and the figures
+of its kernels on SM12x, which the preloaded driver reads. The arguments may also be those with which Triton runs ptxas.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sm12x_lab.ptx import library
-from sm12x_lab.ptx.library import AssembledKernel
-from sm12x_lab.ptx.rewrite import rewrite
+from sm12x_lab.ptx.library import AssembledKernel, NativeModule
+from sm12x_lab.ptx.rewrite import rewrite, source_target
 from sm120kit.core import toolchain
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadInput, Sm120kitError
@@ -30,7 +32,7 @@ from sm120kit.core.records import Toolchain
 from sm120kit.kernels.cubin import device, fatbin
 from sm120kit.kernels.cubin.elf import MAGIC as ELF_MAGIC
 
-RUN_DIRECTORY = "SM120KIT_PTX_RUN"
+RUN_DIRECTORY, NATIVE_CACHE = "SM120KIT_PTX_RUN", "SM120KIT_PTX_NATIVE"
 FUNCTIONS, CAPTURED = "functions.ptx", "captured.list"
 """Files of a run's directory: the software functions; and lines ``KERNEL FILE``, the PTX of each kernel captured before."""
 
@@ -49,6 +51,7 @@ MANY_CALLS, QUICKLY = 800, "--Ofast-compile=max"
 
 _COPY_1D = re.compile(r"(\bcp\.(?:reduce\.)?async\.bulk\.(?:prefetch\.)?tensor\.)1d(\.[^;{]*\{[^,}]*)\}")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+_BOUNDED = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*\([^)]*\)[^{;]*?\.(?:maxntid|reqntid)\s+(?P<sizes>[\d,\s]+)")
 _SM12X = re.compile(r"(sm|compute)_12\d[af]?")
 
 
@@ -56,7 +59,8 @@ _SM12X = re.compile(r"(sm|compute)_12\d[af]?")
 class LoadedModule:
     """A module that a program loaded. ``origin`` is where its PTX came from; ``ptx`` is the digest of that text.
 
-    ``ptxas`` is the option with which it was assembled, if there was one.
+    ``ptxas`` is the option with which it was assembled, if there was one. ``sm120`` has its kernels as ptxas makes them for the
+    target of the PTX.
     """
 
     origin: str
@@ -66,6 +70,7 @@ class LoadedModule:
     kernels: tuple[AssembledKernel, ...] = ()
     seconds: float = 0.0
     ptxas: str = ""
+    sm120: NativeModule = field(default_factory=lambda: NativeModule(""))
 
 
 def captured_kernels(directory: Path) -> dict[str, Path]:
@@ -183,18 +188,22 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
 
     Raises:
         BadInput: see :func:`module_ptx`; or an instruction has no replacement.
+        CompileFailed: ptxas rejects the PTX for its own target.
     """
-    started = time.monotonic()
+    started, tools = time.monotonic(), toolchain.find()
     text, origin = module_ptx(memoryview(image), read_captured(run), kept_files(run))
+    native = library.assemble_natively(text, source_target(text), tools, Path(os.environ[NATIVE_CACHE]))
     module = rewrite(
         with_two_dimensions(text) if origin == KEPT else text, lambda: library.read_functions((run / FUNCTIONS).read_text())
     )
     option = QUICKLY if sum(module.counts.values()) > MANY_CALLS * max(1, len(kernel_names(text))) else ""
     output = cubin.with_suffix(f".{os.getpid()}")
     try:
-        with _with_option(option, toolchain.find()) as tools:
-            kernels = library.assemble(module.text, output, tools)
-        write_atomic(cubin, output.read_bytes())
+        with _with_option(option, tools) as quick:
+            kernels = library.assemble(module.text, output, quick)
+        content = output.read_bytes()
+        write_atomic(run / figures_name(content), figures(text, native).encode())
+        write_atomic(cubin, content)
     finally:
         output.unlink(missing_ok=True)
     return LoadedModule(
@@ -205,7 +214,30 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
         tuple(kernels),
         round(time.monotonic() - started, 1),
         option,
+        native,
     )
+
+
+def figures_name(cubin: bytes) -> str:
+    """The file of a run's directory with the figures of the kernels in rewritten machine code."""
+    return f"{zlib.crc32(cubin):08x}-{len(cubin):x}.figures"
+
+
+def figures(text: str, native: NativeModule) -> str:
+    """Lines ``NAME REGISTERS BARRIERS SHARED THREADS`` of kernels on SM12x: per thread, per CTA, static bytes, most threads."""
+    most = most_threads(text)
+    return "".join(
+        f"{row.name} {row.registers} {row.barriers} {row.shared_bytes} {most.get(row.name, 1024)}\n" for row in native.kernels
+    )
+
+
+def most_threads(text: str) -> dict[str, int]:
+    """The most threads of a CTA of each kernel that states them."""
+    found = {}
+    for kernel in _BOUNDED.finditer(text):
+        sizes = [int(size) for size in re.findall(r"\d+", kernel["sizes"])]
+        found[kernel["name"]] = math.prod(sizes)
+    return found
 
 
 @contextmanager

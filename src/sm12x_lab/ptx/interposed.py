@@ -9,17 +9,16 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sm12x_lab.gpu_tests import gpu
-from sm12x_lab.gpu_tests.gpu import CudaDevice
-from sm12x_lab.gpu_tests.verification import Launcher
+from sm12x_lab import gpu
+from sm12x_lab.gpu import CudaDevice
 from sm12x_lab.ptx import images, library, syntax
 from sm120kit.core import process, toolchain
 from sm120kit.core.digests import digest_of, file_sha256
-from sm120kit.core.errors import BadInput, RequirementMissing, SystemRefused
+from sm120kit.core.errors import BadInput, CompileFailed, RequirementMissing, SystemRefused
 from sm120kit.core.records import Toolchain
 from sm120kit.core.temporary import owned_directory
 from sm120kit.core.workspace import Workspace
@@ -30,20 +29,64 @@ LIBRARY = "libsm120kit_driver.so"
 SHIM = Path(__file__).with_name("driver_shim.c")
 FLAGS = ("-x", "c", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 
+L2_BYTES = {188: 128 * 2**20, 170: 96 * 2**20, 48: 24 * 2**20}
+"""L2 cache by number of multiprocessors, of RTX PRO 6000 Blackwell, RTX 5090 and DGX Spark (NVIDIA's architecture papers)."""
+DEFAULT_L2_BYTES = L2_BYTES[188]
+
 CANNOT_SHOW = (
     "the instructions in silicon: they are software functions here, after the text of the PTX ISA",
     "the machine code that ptxas generates for sm_120",
-    "modules that have code for Hopper as well: the driver loads that",
+    "modules without PTX for SM12x that also have code for Hopper: the driver loads that, and the record lists them",
+    "residency of kernels that wait for each other without a cooperative launch",
     "races that need the timing of SM120; speed, occupancy, clocks",
 )
+
+
+@dataclass(frozen=True)
+class SimulatedGpu:
+    """The SM120 GPU that a program sees: ``sms`` multiprocessors, by default those of the GPU that there is.
+
+    ``strict``: modules are refused that would run code for Hopper.
+    """
+
+    sms: int | None = None
+    strict: bool = False
+
+    @property
+    def l2_bytes(self) -> int | None:
+        """The size of its L2 cache; None for a number of multiprocessors that no known GPU has."""
+        return L2_BYTES.get(self.sms) if self.sms else DEFAULT_L2_BYTES
+
+    def environment(self) -> dict[str, str]:
+        """The variables that the preloaded driver reads."""
+        return {
+            "SM120KIT_PTX_SMS": str(self.sms or ""),
+            "SM120KIT_PTX_L2": str(self.l2_bytes or ""),
+            "SM120KIT_PTX_STRICT": "1" if self.strict else "",
+        }
+
+
+@dataclass(frozen=True)
+class HopperModule:
+    """A module whose code for Hopper ran: the file that it is in, its size, and the kernels that were looked up in it.
+
+    ``also_for_sm120``: it has machine code for SM12x, which SM120 would run.
+    """
+
+    file: str
+    bytes: int
+    also_for_sm120: bool
+    kernels: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class InterposedRun:
     """A program's run: its exit code, the modules that were rewritten for it, and what was refused.
 
-    ``refused_modules`` counts modules that have no replacement; ``refused_shared_bytes`` are requests for more shared memory
-    than a CTA has on SM120.
+    ``refused_modules`` counts modules that have no replacement or that SM120 cannot load, ``rejected_modules`` those among them
+    that ptxas rejects for their own target; ``refused_shared_bytes`` are requests for more shared memory than a CTA of SM120
+    has, ``refused_launches`` numbers of CTAs, threads, dynamic shared bytes, and CTAs for which one multiprocessor has room.
+    ``hopper_modules`` are not verified.
     """
 
     command: tuple[str, ...]
@@ -51,6 +94,9 @@ class InterposedRun:
     modules: tuple[dict[str, Any], ...]
     refused_modules: int
     refused_shared_bytes: tuple[int, ...]
+    rejected_modules: int = 0
+    refused_launches: tuple[tuple[int, ...], ...] = ()
+    hopper_modules: tuple[HopperModule, ...] = ()
 
     @property
     def kernels(self) -> int:
@@ -73,6 +119,7 @@ class Interposition:
 
     directory: Path
     tools: Toolchain
+    gpu: SimulatedGpu = SimulatedGpu()
 
     def environment(self) -> dict[str, str]:
         """The variables of a program that runs with the preloaded driver.
@@ -93,6 +140,7 @@ class Interposition:
             "CUTE_DSL_KEEP_CUBIN": "1",
             "CUTE_DSL_DUMP_DIR": str(self.directory / images.CUTE_DSL),
             "B12X_CUTE_COMPILE_CACHE_DIR": str(self.directory / "b12x"),
+            **self.gpu.environment(),
         }
 
     def part(self, name: str, captured: bool) -> Interposition:
@@ -103,7 +151,7 @@ class Interposition:
         for file in (LIBRARY, "rewriter", "ptxas", images.FUNCTIONS):
             (directory / file).hardlink_to(self.directory / file)
         (directory / images.CAPTURED).write_text((self.directory / images.CAPTURED).read_text() if captured else "")
-        return Interposition(directory, self.tools)
+        return replace(self, directory=directory)
 
     def modules(self) -> list[dict[str, Any]]:
         """The records of the modules that were rewritten."""
@@ -127,7 +175,13 @@ def captured_kernels(directory: Path) -> dict[str, Path]:
 
 @contextmanager
 def prepared(
-    captured: Path | None, workspace: Workspace, tools: Toolchain, *, fast: bool = False, apart: bool = False
+    captured: Path | None,
+    workspace: Workspace,
+    tools: Toolchain,
+    *,
+    fast: bool = False,
+    apart: bool = False,
+    simulated: SimulatedGpu = SimulatedGpu(),
 ) -> Iterator[Interposition]:
     """A directory for runs with the preloaded driver; kernels in ``captured`` take the place of those of the same name.
 
@@ -154,12 +208,16 @@ def prepared(
         (directory / images.CAPTURED).write_text("".join(f"{name} {path}\n" for name, path in sorted(kernels.items())))
         (directory / images.CUTE_DSL).mkdir()
         compile_shim(directory / LIBRARY, tools)
-        _write_programs(directory, tools)
-        yield Interposition(directory, tools)
+        _write_programs(directory, tools, workspace.cache / library.NATIVE)
+        yield Interposition(directory, tools, simulated)
 
 
 def run(
-    command: Sequence[str], captured: Path | None, workspace: Workspace, fast: bool = False
+    command: Sequence[str],
+    captured: Path | None,
+    workspace: Workspace,
+    fast: bool = False,
+    simulated: SimulatedGpu = SimulatedGpu(),
 ) -> tuple[InterposedRun, dict[str, Any]]:
     """Run a program with the preloaded driver; returns the run and its record. Other arguments are those of :func:`prepared`.
 
@@ -172,32 +230,10 @@ def run(
         gpu.probe(), gpu.Backend.REWRITTEN, "verify run", "without a GPU, `sm120kit verify ptx` rewrites PTX only"
     )
     tools = toolchain.find()
-    with prepared(captured, workspace, tools, fast=fast) as interposition:
+    with prepared(captured, workspace, tools, fast=fast, simulated=simulated) as interposition:
         exit_code = process.run_attached(command, env=interposition.environment())
         done = _read(tuple(command), exit_code, interposition)
-    return done, record(done, device, tools)
-
-
-class RewritingLauncher(Launcher):
-    """Starts the programs of a verification with the preloaded driver, each with records of its own."""
-
-    def __init__(self, interposition: Interposition, captured: bool) -> None:
-        self.interposition, self.captured = interposition, captured
-        self.parts: dict[str, Interposition] = {}
-
-    def launched(self, name: str, program: Path, captured: bool) -> Path:
-        """A script that starts the program. Programs with a seeded fault run their own PTX, which has it."""
-        part = self.parts[name] = self.interposition.part(name, captured)
-        words = " ".join(f"{variable}={shlex.quote(value)}" for variable, value in part.environment().items())
-        script = part.directory / "program"
-        script.write_text(f'#!/bin/sh\nexport {words}\nexec {shlex.quote(str(program))} "$@"\n')
-        script.chmod(0o700)
-        return script
-
-    def ptx(self, name: str) -> tuple[str, ...]:
-        """Origin and digest of each module that the program loaded; none if it was not started."""
-        modules = self.parts[name].modules() if name in self.parts else ()
-        return tuple(f"{module['origin']}: {module['ptx']}" for module in modules if module["kernels"])
+    return done, record(done, device, tools) | {"simulated": {**asdict(simulated), "l2_bytes": simulated.l2_bytes}}
 
 
 def compile_shim(output: Path, tools: Toolchain) -> None:
@@ -206,7 +242,8 @@ def compile_shim(output: Path, tools: Toolchain) -> None:
     Raises:
         RequirementMissing: the compiler rejects it.
     """
-    done = process.run([tools.host_compiler, *FLAGS, str(SHIM), "-o", str(output), "-ldl"], check=False)
+    includes = ["-isystem", str(tools.cuda_home / "include")]
+    done = process.run([tools.host_compiler, *FLAGS, *includes, str(SHIM), "-o", str(output), "-ldl"], check=False)
     if done.returncode:
         raise RequirementMissing(
             f"{tools.host_compiler} rejects {SHIM.name}: {done.stderr.strip()[-300:]}", "use g++ or clang++ on Linux with glibc"
@@ -255,9 +292,10 @@ _ENTRY = re.compile(r"^(?:\.(?:visible|weak)\s+)?\.entry\s+(?P<name>[\w$]+)\s*\(
 _BRACE = re.compile(r"[{}]")
 
 
-def _write_programs(directory: Path, tools: Toolchain) -> None:
+def _write_programs(directory: Path, tools: Toolchain, native: Path) -> None:
     """The rewriter that the preloaded driver starts, and the ptxas that Triton starts."""
     variables = {"CUDA_HOME": str(tools.cuda_home), "PYTHONPATH": process.own_python_path(), "CXX": tools.host_compiler}
+    variables[images.NATIVE_CACHE] = str(native.resolve())
     words = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     python = f'{words} exec {shlex.quote(sys.executable)} -m {images.__name__} "$@"\n'
     version = f'[ "$1" = --version ] && exec {shlex.quote(str(tools.cuda_home / "bin" / "ptxas"))} --version\n'
@@ -268,10 +306,34 @@ def _write_programs(directory: Path, tools: Toolchain) -> None:
 
 def _read(command: tuple[str, ...], exit_code: int, interposition: Interposition) -> InterposedRun:
     events = interposition.directory / "events"
-    lines = [line.split() for line in events.read_text().splitlines()] if events.is_file() else []
-    refused = {tuple(words) for words in lines if words[0] == "refused"}
-    shared = sorted({int(words[1]) for words in lines if words[0] == "shared"})
-    return InterposedRun(command, exit_code, tuple(interposition.modules()), len(refused), tuple(shared))
+    lines = [line.split() for line in events.read_text(errors="replace").splitlines()] if events.is_file() else []
+    logged = {kind: sorted({tuple(words[1:]) for words in lines if words[0] == kind}) for kind in _KINDS}
+    rejected = [words for words in logged["refused"] if words[-1] == str(CompileFailed.exit_code)]
+    return InterposedRun(
+        command,
+        exit_code,
+        tuple(interposition.modules()),
+        len({words[:2] for words in logged["refused"]}),
+        tuple(sorted({int(words[0]) for words in logged["shared"]})),
+        len({words[:2] for words in rejected}),
+        tuple(tuple(map(int, words)) for words in logged["launch"]),
+        _hopper_modules(logged["hopper"], logged["kernel"]),
+    )
+
+
+_KINDS = ("refused", "shared", "launch", "hopper", "kernel")
+"""First words of the lines that the preloaded driver logs."""
+
+
+def _hopper_modules(modules: Sequence[tuple[str, ...]], kernels: Sequence[tuple[str, ...]]) -> tuple[HopperModule, ...]:
+    """Modules from lines ``ID BYTES FOR_SM120 FILE`` and ``ID KERNEL``."""
+    names: dict[str, set[str]] = {}
+    for owner, name in kernels:
+        names.setdefault(owner, set()).add(name)
+    return tuple(
+        HopperModule(" ".join(file), int(size), for_sm120 == "1", tuple(sorted(names.get(owner, ()))))
+        for owner, size, for_sm120, *file in modules
+    )
 
 
 def digests() -> dict[str, str]:

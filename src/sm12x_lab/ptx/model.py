@@ -6,6 +6,7 @@ multiplied as matrices; conversions search a table of all values of the format.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,8 @@ def values(name: str) -> Values:
 def mma(a: Words, b: Words, c: Values, types: tuple[str, str], scales: tuple[Values, Values] | None = None) -> Values:
     """D as float64 before its rounding: ``[case, 16, 8]``; ``c`` has the same shape.
 
-    ``a`` and ``b`` are registers. ``scales`` are those of A, ``[case, 16, vector]``, and of B, ``[case, 8, vector]``. The
-    products of a scale vector are added in ascending k, the scaled sums in ascending k, C last.
+    ``a`` and ``b`` are registers. ``scales`` are those of A, ``[case, 16, vector]``, and of B, ``[case, 8, vector]``. The sum
+    of all scaled products and C is exact; it is rounded to odd, so that rounding D is its only rounding.
     """
     import numpy as np
 
@@ -58,15 +59,41 @@ def mma(a: Words, b: Words, c: Values, types: tuple[str, str], scales: tuple[Val
     left, right = _elements(a, types[0], bits, (0, 1)), _elements(b, types[1], bits, (0,))
     depth = left.shape[2]
     vectors = scales[0].shape[2] if scales else 1
-    total = np.zeros(c.shape)
+    terms = []
     with np.errstate(all="ignore"):
         for vector in range(vectors):
-            part = np.zeros(c.shape)
-            for k in range(vector * depth // vectors, (vector + 1) * depth // vectors):
-                part = part + left[:, :, None, k] * right[:, None, :, k]
-            scale = scales[0][:, :, None, vector] * scales[1][:, None, :, vector] if scales else 1.0
-            total = total + part * scale if vectors > 1 else part * scale
-        return np.asarray(total + c, np.float64)
+            chosen = slice(vector * depth // vectors, (vector + 1) * depth // vectors)
+            products = left[:, :, None, chosen] * right[:, None, :, chosen]
+            scale = scales[0][:, :, None, vector] * scales[1][:, None, :, vector] if scales else np.ones(c.shape)
+            if _sum_is_exact(types, depth):
+                products = products.sum(axis=-1, keepdims=True)
+            terms.append(products * scale[..., None])
+        return _exact_sums(np.concatenate([*terms, c[..., None]], axis=-1))
+
+
+def _sum_is_exact(types: tuple[str, str], depth: int) -> bool:
+    """Whether sums of ``depth`` products have at most the 53 bits of float64."""
+    import numpy as np
+
+    last = sum(1 - FORMATS[name][2] - FORMATS[name][1] for name in types)
+    largest = np.prod([np.nanmax(np.where(np.isinf(values(name)), 0, values(name))) for name in types]) * depth
+    return bool(np.log2(largest) - last < 53)
+
+
+def _exact_sums(terms: Values) -> Values:
+    """The sums over the last axis, rounded to odd: of the two neighbours of a sum that float64 lacks, the odd one."""
+    import numpy as np
+
+    flat = terms.reshape(-1, terms.shape[-1])
+    with np.errstate(invalid="ignore"):
+        total = flat.sum(axis=-1)  # infinities and NaN
+    finite = np.isfinite(total)
+    rows = flat[finite].tolist()
+    nearest = np.array([math.fsum(row) for row in rows], np.float64)
+    rest = np.array([math.fsum((*row, -sum)) for row, sum in zip(rows, nearest.tolist(), strict=True)], np.float64)
+    even = nearest.view(np.int64) % 2 == 0
+    total[finite] = np.where((rest != 0) & even, np.nextafter(nearest, np.copysign(np.inf, rest)), nearest)
+    return np.asarray(total.reshape(terms.shape[:-1]), np.float64)
 
 
 def _elements(registers: Words, name: str, bits: int, halves: tuple[int, ...]) -> Values:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sm12x_lab.gpu_tests import gpu
+from sm12x_lab import gpu
 from sm12x_lab.ptx import library, selftest
-from sm12x_lab.ptx.library import AssembledKernel
-from sm12x_lab.ptx.rewrite import RewrittenPtx, rewrite
+from sm12x_lab.ptx.library import AssembledKernel, NativeModule
+from sm12x_lab.ptx.rewrite import RewrittenPtx, rewrite, source_target
 from sm120kit.core import reporting, toolchain
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.errors import BadInput
+from sm120kit.core.errors import BadInput, CompileFailed
 from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Toolchain
 
@@ -26,17 +26,21 @@ LARGEST_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class PtxReport:
-    """A file's rewritten module and the kernels that ptxas made of it."""
+    """A file's rewritten module and the kernels that ptxas made of it; ``native`` are those of the original for SM12x."""
 
     module: RewrittenPtx
     kernels: tuple[AssembledKernel, ...]
+    native: NativeModule
 
 
-def rewrite_file(path: Path, ptx: Path | None = None, cubin: Path | None = None) -> PtxReport:
-    """Rewrite a PTX file and assemble it for sm_90a; write PTX and cubin if paths are given.
+def rewrite_file(path: Path, cache: Path, ptx: Path | None = None, cubin: Path | None = None) -> PtxReport:
+    """Assemble a PTX file for its own target, rewrite it and assemble it for sm_90a; write PTX and cubin if paths are given.
+
+    ``cache`` is that of the state directory.
 
     Raises:
         BadInput: not PTX for SM12x, or an instruction that has no replacement.
+        CompileFailed: ptxas rejects it for its own target.
         RequirementMissing: no CUDA compiler.
     """
     if why := file_problem(path):
@@ -49,7 +53,7 @@ def rewrite_file(path: Path, ptx: Path | None = None, cubin: Path | None = None)
         raise BadInput(
             f"{path} is not text: byte {error.start} is {error.object[error.start]:#04x}", "cubins have no PTX"
         ) from error
-    report, content = _rewrite(str(path), text, Assembler())
+    report, content = _rewrite(str(path), text, Assembler(cache))
     for target, data in ((ptx, report.module.text.encode()), (cubin, content)):
         if target:
             write_atomic(target, data)
@@ -59,6 +63,9 @@ def rewrite_file(path: Path, ptx: Path | None = None, cubin: Path | None = None)
 class Assembler:
     """The CUDA compiler and the software functions, found and compiled when the first module needs them."""
 
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+
     @functools.cached_property
     def tools(self) -> Toolchain:
         return toolchain.find()
@@ -67,16 +74,21 @@ class Assembler:
     def functions(self) -> library.SoftwareFunctions:
         return library.compile_functions(self.tools)
 
+    def native(self, text: str) -> NativeModule:
+        """A module as ptxas assembles it for its own target."""
+        return library.assemble_natively(text, source_target(text), self.tools, self.cache / library.NATIVE)
+
 
 def _rewrite(name: str, text: str, assembler: Assembler) -> tuple[PtxReport, bytes]:
     try:
+        native = assembler.native(text)
         module = rewrite(text, lambda: assembler.functions)
         with tempfile.TemporaryDirectory() as directory:
             output = Path(directory) / "module.cubin"
             kernels = library.assemble(module.text, output, assembler.tools)
-            return PtxReport(module, tuple(kernels)), output.read_bytes()
-    except BadInput as error:
-        raise BadInput(f"{name}: {error.message}", error.hint) from error
+            return PtxReport(module, tuple(kernels), native), output.read_bytes()
+    except (BadInput, CompileFailed) as error:
+        raise type(error)(f"{name}: {error.message}", error.hint) from error
 
 
 @dataclass(frozen=True)
@@ -89,13 +101,13 @@ class UnitReport:
     refused: str = ""
 
 
-def rewrite_units(units: Mapping[str, str], capture: Path | None = None) -> list[UnitReport]:
+def rewrite_units(units: Mapping[str, str], cache: Path, capture: Path | None = None) -> list[UnitReport]:
     """Rewrite and assemble the PTX of a build's units, by name; write it unchanged to ``capture``, a directory.
 
     Raises:
         RequirementMissing: no CUDA compiler.
     """
-    assembler, reports = Assembler(), []
+    assembler, reports = Assembler(cache), []
     for name, text in units.items():
         digest = hashlib.sha256(text.encode()).hexdigest()
         if capture:
@@ -103,7 +115,7 @@ def rewrite_units(units: Mapping[str, str], capture: Path | None = None) -> list
             write_atomic(capture / f"{name.replace('/', '.').removesuffix('.cu')}.ptx", text.encode())
         try:
             reports.append(UnitReport(name, digest, _rewrite(name, text, assembler)[0]))
-        except BadInput as error:
+        except (BadInput, CompileFailed) as error:
             reports.append(UnitReport(name, digest, None, error.message))
         reporting.info(f"{name}: {'refused' if reports[-1].refused else 'rewritten and assembled for sm_90a'}")
     return reports
@@ -128,6 +140,7 @@ def data(report: PtxReport) -> dict[str, Any]:
         "counts": module.counts,
         "replacements": [asdict(replacement) for replacement in module.replacements],
         "kernels": [asdict(kernel) for kernel in report.kernels],
+        "sm120": asdict(report.native),
     }
 
 
@@ -135,7 +148,7 @@ def verify_instructions() -> tuple[list[str], dict[str, Any]]:
     """Run the self-test on the first GPU; returns the faults that were missed, and the record.
 
     Raises:
-        ResourceUnavailable: see :func:`sm12x_lab.gpu_tests.gpu.require`.
+        ResourceUnavailable: see :func:`sm12x_lab.gpu.require`.
     """
     device = gpu.require(gpu.probe(), gpu.Backend.EMULATE, "verify ptx --instructions", "without a GPU, name a PTX file only")
     tools = toolchain.find()

@@ -80,14 +80,9 @@ def rewrite(text: str, functions: Callable[[], SoftwareFunctions], mutate: Mutat
     that is replaced.
 
     Raises:
-        BadInput: not a module for SM12x, or an instruction that Hopper lacks and that has no replacement; the message names it.
+        BadInput: see :func:`source_target`; or an instruction that Hopper lacks has no replacement; the message names it.
     """
-    directives = header(text)
-    if {*directives} != {"version", "target", "address_size"} or directives["address_size"]["value"] != "64":
-        raise BadInput("no .version, .target and .address_size 64: not a PTX module", "pass a file that `nvcc -ptx` writes")
-    source_target = directives["target"]["value"].split(",")[0].strip()
-    if not re.fullmatch(r"sm_12\d[af]?", source_target):
-        raise BadInput(f".target {source_target} is not SM12x", "compile for sm_120a or sm_120f")
+    target, directives = source_target(text), header(text)
     types = register_types(text)
     edits: list[tuple[int, int, str]] = []
     replacements: list[PtxReplacement] = []
@@ -100,15 +95,30 @@ def rewrite(text: str, functions: Callable[[], SoftwareFunctions], mutate: Mutat
         function, code = changed
         edits.append((instruction.start, instruction.end, _guarded(instruction, code, len(replacements), mutate)))
         replacements.append(PtxReplacement(instruction.line, instruction.opcode, function or "inline"))
-    library = functions()
+    library, rewritten = functions(), "\n".join(replacement for _, _, replacement in edits)
     used = sorted({replacement.function for replacement in replacements} - {"inline"})
     size_end = directives["address_size"].end()
     edits += [
         (*directives["version"].span("value"), library.version),
         (*directives["target"].span("value"), "sm_90a"),
-        (size_end, size_end, "".join(f"\n{library.functions[name]}" for name in used) + "\n"),
+        (size_end, size_end, "".join(f"\n{library.functions[name]}" for name in used) + "\n" + _messages(rewritten, text)),
     ]
-    return RewrittenPtx(_edited(text, edits), source_target, tuple(replacements), count)
+    return RewrittenPtx(_edited(text, edits), target, tuple(replacements), count)
+
+
+def source_target(text: str) -> str:
+    """The target of a module for SM12x, such as ``sm_120a``.
+
+    Raises:
+        BadInput: not a module for SM12x.
+    """
+    directives = header(text)
+    if {*directives} != {"version", "target", "address_size"} or directives["address_size"]["value"] != "64":
+        raise BadInput("no .version, .target and .address_size 64: not a PTX module", "pass a file that `nvcc -ptx` writes")
+    target = directives["target"]["value"].split(",")[0].strip()
+    if not re.fullmatch(r"sm_12\d[af]?", target):
+        raise BadInput(f".target {target} is not SM12x", "compile for sm_120a or sm_120f")
+    return target
 
 
 def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
@@ -167,7 +177,7 @@ def _lacking(instruction: PtxInstruction) -> bool:
         case "clusterlaunchcontrol":
             return True
         case "cp":
-            return rest[:3] == ["async", "bulk", "tensor"]
+            return "bulk" in rest and "tensor" in rest
         case "tensormap":
             return bool({*UNPACKING_FIELDS} & {*rest})
         case "prefetch":
@@ -443,7 +453,7 @@ def _shared_addresses(operands: Sequence[str], types: dict[str, set[str]]) -> tu
 def _read_mark(register: str, offset: int = 0, space: str = "") -> list[str]:
     """Read the mark of a tensor map: predicate ``sm120$q`` of a packed map, ``sm120$u`` of an unpacking one."""
     return [
-        ".reg .b64 sm120$m; .reg .pred sm120$q, sm120$u;",
+        ".reg .b64 sm120$m; .reg .pred sm120$q, sm120$u, sm120$p; .reg .b32 sm120$k;",
         f"ld{space}.b64 sm120$m, [{register}+{offset + TENSOR_MAP_MARK_OFFSET}];",
         f"setp.eq.b64 sm120$q, sm120$m, {TENSOR_MAP_MARK};",
         f"setp.eq.b64 sm120$u, sm120$m, {UNPACKING_MARK};",
@@ -451,10 +461,12 @@ def _read_mark(register: str, offset: int = 0, space: str = "") -> list[str]:
 
 
 def _tensor_copy(instruction: PtxInstruction, types: dict[str, set[str]]) -> tuple[str, list[str]]:
-    """cp.async.bulk.tensor: with a packed map, the first coordinate counts pairs of 4-bit elements, which are bytes.
+    """cp.async.bulk.tensor, also .prefetch and cp.reduce.async: with a packed map, the first coordinate counts bytes.
 
-    With an unpacking map, the issuing thread copies the box itself; such a copy to several CTAs traps.
+    With an unpacking map, the issuing thread copies the box itself, and a prefetch does nothing. What the ISA rules out for
+    such maps stops the kernel with a message, see ``RULES``.
     """
+    parts = instruction.modifiers
     index = next((at for at, operand in enumerate(instruction.operands) if "{" in operand), -1)
     match = re.fullmatch(r"\[\s*([%$\w]+)\s*,\s*\{\s*([^,}]+?)\s*((?:,[^}]*)?)\}\s*\]", instruction.operands[index])
     if not match or "im2col" in instruction.opcode or "tile::" in instruction.opcode:
@@ -462,23 +474,81 @@ def _tensor_copy(instruction: PtxInstruction, types: dict[str, set[str]]) -> tup
     tensor_map, first, others = match.groups()
     copy = instruction.with_operand(index, f"[{tensor_map}, {{sm120$c{others}}}]")
     line = f"{copy.opcode} {', '.join(copy.operands)};"
-    code = [
-        *_read_mark(tensor_map),
-        ".reg .b32 sm120$c;",
-        f"mov.b32 sm120$c, {first};",
-        "@sm120$q shr.s32 sm120$c, sm120$c, 1;",
-    ]
-    if index == 0:  # a store
-        return "", [*code, line]
+    code = [*_read_mark(tensor_map), ".reg .b32 sm120$c;", f"mov.b32 sm120$c, {first};"]
+    if "reduce" in parts:
+        return "", [*code, *_stop(_EITHER_MAP, "reduction", instruction.line), line]
+    halved = "@sm120$q shr.s32 sm120$c, sm120$c, 1;"
+    if "prefetch" in parts:
+        return "", [*code, halved, f"@!sm120$u {line}"]
+    if "shared::cluster" in parts:
+        return "", [*code, *_stop(_EITHER_MAP, "cluster", instruction.line), line]
+    code += [*_stop(_has_bits("sm120$q", 1), "odd", instruction.line), halved]
+    if index == 0:
+        return "", [*code, *_stop(_UNPACKING_MAP, "store", instruction.line), line]
     code += [f"@!sm120$u {line}", "@!sm120$u bra sm120$done;"]
     before, registers = _shared_addresses((instruction.operands[0], instruction.operands[2]), types)
-    if "multicast::cluster" in instruction.modifiers or not registers:
-        return "", [*code, "trap;", "sm120$done:"]
+    if not registers:
+        raise _unsupported(instruction)
+    code += _stop(_has_bits("sm120$u", 127), "multiple", instruction.line)
     coordinates = [first, *(part.strip() for part in others.split(",")[1:])]
     coordinates += ["0"] * (5 - len(coordinates))
     arguments = [("b64", tensor_map), *(("b32", operand) for operand in (*registers, *coordinates))]
     call = _Call("sm120_unpacking_copy", tuple(arguments), ("_",), tuple(before))
     return call.function, [*code, *_code(call), "sm120$done:"]
+
+
+RULES = {
+    "reduction": "reductions have no tensor maps of 4- or 6-bit elements (PTX ISA, restrictions on tensor copies)",
+    "cluster": "on sm_120a, copies to shared::cluster have no tensor maps of 4- or 6-bit elements (PTX ISA)",
+    "store": "no store of 4-bit elements with padding (PTX ISA); stores of 6-bit elements are not done in software",
+    "odd": "the first coordinate or extent of packed 4-bit elements is odd; only whole bytes are copied here",
+    "multiple": "with elements that are unpacked, the first coordinate is a multiple of 128 (PTX ISA)",
+}
+"""What stops a kernel: its message on standard error is that of a failed assertion, with the line of the PTX."""
+
+_ASSERT = ".extern .func __assertfail (.param .b64 f, .param .b64 g, .param .b32 h, .param .b64 i, .param .b64 j);"
+
+
+def _has_bits(applies: str, mask: int) -> list[str]:
+    """Predicate ``sm120$p``: the kind of map applies, and the first coordinate or extent has bits of a mask."""
+    return [
+        f"and.b32 sm120$k, sm120$c, {mask};",
+        "setp.ne.u32 sm120$p, sm120$k, 0;",
+        f"and.pred sm120$p, sm120$p, {applies};",
+    ]
+
+
+def _stop(condition: Sequence[str], rule: str, line: int) -> list[str]:
+    """Stop the kernel if the code of ``condition`` sets predicate ``sm120$p``."""
+    names = [f"sm120$a{index}" for index in range(5)]
+    values = {"b64": ("sm120$w0", "sm120$w1", "", "sm120$w1", "1"), "b32": ("", "", str(line), "", "")}
+    arguments = [(name, "b32" if index == 2 else "b64", index) for index, name in enumerate(names)]
+    return [
+        *condition,
+        f"@!sm120$p bra sm120$ok_{rule};",
+        "{ .reg .b64 sm120$w<2>;",
+        f"mov.b64 sm120$w0, sm120$rule_{rule}; cvta.global.u64 sm120$w0, sm120$w0;",
+        "mov.b64 sm120$w1, sm120$rule_; cvta.global.u64 sm120$w1, sm120$w1;",
+        *(f".param .{kind} {name}; st.param.{kind} [{name}], {values[kind][index]};" for name, kind, index in arguments),
+        f"call __assertfail, ({', '.join(names)}); }}",
+        f"sm120$ok_{rule}:",
+    ]
+
+
+_EITHER_MAP, _UNPACKING_MAP = ("or.pred sm120$p, sm120$q, sm120$u;",), ("mov.pred sm120$p, sm120$u;",)
+
+
+def _messages(code: str, text: str) -> str:
+    """The declarations that the rules in ``code`` require; ``text`` is the module."""
+    used = [rule for rule in RULES if f"sm120$rule_{rule};" in code]
+    if not used:
+        return ""
+    strings = {"": "PTX", **{rule: RULES[rule] for rule in used}}
+    lines = [
+        f".global .align 1 .b8 sm120$rule_{name}[{len(value) + 1}] = {{{', '.join(map(str, value.encode()))}, 0}};"
+        for name, value in strings.items()
+    ]
+    return "\n".join([*([] if "__assertfail" in text else [_ASSERT]), *lines, ""])
 
 
 def _tensor_map_change(instruction: PtxInstruction) -> list[str]:
@@ -491,12 +561,16 @@ def _tensor_map_change(instruction: PtxInstruction) -> list[str]:
     space = ".shared" if "shared::cta" in instruction.modifiers else ".global" if "global" in instruction.modifiers else ""
     number = int(ordinal[0]) if ordinal else 0
     at = UNPACKING_FIELDS[field] + number * size // 8
-    halved = ["@sm120$q shr.u32 sm120$c, sm120$c, 1;"] if field in ("global_dim", "box_dim") and number == 0 else []
+    first_extent = field in ("global_dim", "box_dim") and number == 0
+    halved = [
+        *_stop(_has_bits("sm120$q", 1), "odd", instruction.line),
+        "@sm120$q shr.u32 sm120$c, sm120$c, 1;",
+    ]
     return [
         *_read_mark(*base, f".volatile{space}"),
         f".reg .b{size} sm120$c;",
         f"mov.b{size} sm120$c, {value};",
-        *halved,
+        *(halved if first_extent else []),
         f"@!sm120$u {instruction.opcode} {', '.join([address, *ordinal, 'sm120$c'])};",
         f"@sm120$u st.volatile{space}.b{size} [{base[0]}+{base[1] + at}], sm120$c;",
     ]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sm12x_lab.gpu_tests.gpu import CudaDevice
+from sm12x_lab.gpu import CudaDevice
 from sm12x_lab.ptx import driver, forms, library
 from sm12x_lab.ptx.forms import InstructionForm
 from sm12x_lab.ptx.rewrite import BYTE_TYPES, Mutation, rewrite
