@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sm12x_lab import RECEIPTS, gpu_tests
+from sm12x_lab import RECEIPTS, gpu, gpu_tests
 from sm12x_lab.gpu import Backend, CudaDevice
-from sm12x_lab.gpu_tests import compiled, faults, gpu, programs, receipt, running, verification, verified_kernels
+from sm12x_lab.gpu_tests import compiled, faults, programs, receipt, running, verification, verified_kernels
 from sm12x_lab.gpu_tests.programs import Compiler, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome
 from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration, VerificationScope
