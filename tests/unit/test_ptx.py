@@ -763,6 +763,15 @@ def test_receipt_is_of_this_rewriter_and_complete() -> None:
     assert all(fault["forms"] for fault in receipt["planted"])
 
 
+def test_receipt_of_modules_for_several_gpus() -> None:
+    """`tests/lab/gpu/run.sh DIRECTORY` on a Hopper GPU writes it."""
+    receipt = json.loads((RECEIPTS / "ptx" / "modules-nvidia-h100.json").read_text())
+    assert (receipt["exit_code"], receipt["refused_modules"], receipt["simulated"]["strict"]) == (0, 1, False)
+    assert [(module["kernels"], module["also_for_sm120"]) for module in receipt["hopper_modules"]] == [(["arch_code"], True)]
+    ran = sorted(kernel["name"] for module in receipt["modules"] for kernel in module["sm120"]["kernels"])
+    assert ran == ["arch_both", "arch_sm120"]
+
+
 @pytest.fixture
 def named_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code that has no kernel, as the PTX of these tests."""

@@ -44,7 +44,7 @@ static void residency() {
   CHECK(cudaFuncSetAttribute(counts, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 << 10));
   printf("gpu %d.%d %d %d %zu %d\n", gpu.major, gpu.minor, gpu.maxBlocksPerMultiProcessor, gpu.maxThreadsPerMultiProcessor,
          gpu.sharedMemPerMultiprocessor, gpu.l2CacheSize);
-  int sizes[] = {0, 40, 60, 90}, most[4];
+  int sizes[] = {1, 40, 60, 90}, most[4];
   for (int i = 0; i < 4; ++i) {
     CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most[i], counts, 128, sizes[i] << 10));
     int const fits = most[i] * gpu.multiProcessorCount;

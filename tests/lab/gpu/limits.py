@@ -30,7 +30,7 @@ COPIES = {
 
 RESIDENCY = [
     "gpu 12.0 24 1536 102400 134217728",
-    "0 KiB: 12 a multiprocessor, launches 0 720",
+    "1 KiB: 12 a multiprocessor, launches 0 720",
     "40 KiB: 2 a multiprocessor, launches 0 720",
     "60 KiB: 1 a multiprocessor, launches 0 720",
     "90 KiB: 1 a multiprocessor, launches 0 720",
