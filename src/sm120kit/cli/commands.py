@@ -29,6 +29,7 @@ COMMANDS = Branch(
         "reproduce": Leaf("reproduce:reproduce_", "Compare a configuration's published figures with this machine"),
         "serve": Leaf("serve:serve_", "Serve a model as a configuration describes"),
         "stop": Leaf("servers:stop", "Stop a server and remove its container"),
+        "tune": Leaf("tune:tune", "Find the fastest all-reduce that works between the GPUs of a configuration"),
         "tiles": Leaf("tiles:tiles_", "List the CTA tiles of an engine and whether SM120 can launch them"),
         "bench": Branch(
             "Measure a server, show and compare results",
@@ -96,7 +97,7 @@ COMMANDS = Branch(
     },
     sections={
         "Serve": ("serve", "ps", "logs", "metrics", "stop"),
-        "Check": ("doctor", "explain", "verify", "bench", "reproduce", "kld"),
+        "Check": ("doctor", "explain", "verify", "bench", "reproduce", "tune", "kld"),
         "Build": ("build", "image", "publish", "pull", "cache"),
         "Develop": ("init", "recipe", "config", "patch", "tiles", "inspect"),
     },

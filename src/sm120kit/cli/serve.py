@@ -89,6 +89,14 @@ class ServerOptions:
             "--gpus", metavar="NUMBERS", help="The GPUs, as nvidia-smi numbers them, such as 2,3; default: the first free ones."
         ),
     ] = ""
+    allreduce: Annotated[
+        str,
+        typer.Option(
+            "--allreduce",
+            metavar="METHOD",
+            help="All-reduce between the GPUs: auto, nccl or pcie-ipc; auto is what `sm120kit tune` found, else the engine's.",
+        ),
+    ] = "auto"
     wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     patch: LocalPatches = None
@@ -106,7 +114,9 @@ class ServerOptions:
         words = [word.strip() for word in self.gpus.split(",")] if self.gpus else []
         if not all(re.fullmatch("[0-9]{1,4}", word) for word in words) or len({*map(int, words)}) < len(words):
             raise typer.BadParameter(f"{self.gpus!r} is not a list of different numbers, such as 2,3", param_hint="--gpus")
-        return ServerLocation(self.port, self.listen, key_of(self.api_key), gpus=tuple(sorted(map(int, words))))
+        return ServerLocation(
+            self.port, self.listen, key_of(self.api_key), gpus=tuple(sorted(map(int, words))), allreduce=self.allreduce
+        )
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ class Engine:
     length of sequences with which it chooses the longest that fits, "" if it has none. ``quantizations`` are its names of
     methods that ``config.json`` names differently, ``other_gpus`` methods that have no code for SM12x.
 
+    ``all_reduces`` are variables that select an all-reduce between GPUs other than its default, by the method's name.
+
     ``metrics`` are the names of its metrics. Its server has JSON with its ``version`` at ``info_path``. With ``counts_tokens``
     it accepts ``continuous_usage_stats``, a count of tokens with each chunk.
 
@@ -154,6 +156,7 @@ class Engine:
     other_gpus: frozenset[str] = frozenset()
     tool_arguments: tuple[str, ...] = ()
     any_context: str = ""
+    all_reduces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def parsers_of(self, model_type: str, name: str) -> ModelParsers:
         """The parsers for a model's answers; none for a model that is not in the table."""

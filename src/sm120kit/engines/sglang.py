@@ -176,6 +176,7 @@ SGLANG = Sglang(
     ),
     api_key=ApiKey("SM120KIT_API_KEY", ("--api-key", "$(SM120KIT_API_KEY)")),
     host_variable="SGLANG_HOST_IP",  # srt/utils/network.py
+    all_reduces={"pcie-ipc": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}},  # srt/environ.py of 0.5.23
     options={
         "tensor_parallel": ("--tensor-parallel-size", "--tp-size"),
         "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size"),

@@ -249,6 +249,7 @@ VLLM = Vllm(
     ),
     api_key=ApiKey("VLLM_API_KEY"),  # envs.py
     host_variable="VLLM_HOST_IP",  # envs.py
+    all_reduces={"pcie-ipc": {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}},  # envs.py of 0.33.0
     options={
         "tensor_parallel": ("--tensor-parallel-size", "-tp"),
         "pipeline_parallel": ("--pipeline-parallel-size", "-pp"),

@@ -38,6 +38,7 @@ from sm120kit.serving import (
     Run,
     ServerProcess,
     Service,
+    allreduce,
     answer,
     checkpoint,
     server_containers,
@@ -105,12 +106,12 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
     planned = facts is not None
     facts = facts or checkpoint.read(model)
     fit = serving.check_fit(configuration, facts, resolved.gpus)
-    gpus = [(gpu.number, gpu.name) for gpu in resolved.gpus]
-    placement = Placement(gpus, location.port, workspace, location.listen, location.key, location.node)
-    image = resolved.image.image if resolved.image else Image("", "", "", (), {}, IMAGE_USER, 0)
-    service = serving.make_service(
-        configuration, resolved.engine, image, resolved.image_name, model, placement, planned=planned
-    )
+    service = _service(resolved, model, workspace, planned=planned)
+    if configuration.tensor_parallel > 1:
+        names = tuple(gpu.name for gpu in resolved.gpus)
+        image = resolved.image.image if resolved.image else None
+        chosen = allreduce.selected(location.allreduce, configuration, image, names, workspace)
+        service = replace(service, environment=service.environment | dict(allreduce.methods(configuration)[chosen]))
     if not (location.node and location.node.rank):  # once for all machines
         for risk in serving.risks(configuration):
             reporting.warn(f"{configuration.name}: {risk}")
@@ -324,7 +325,31 @@ def _with_image(prepared: PreparedLaunch, options: LaunchOptions) -> Service:
     return replace(service, image=loaded(prepared.image, options.workspace))
 
 
-def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
+def idle_service(resolved: ResolvedLaunch, model: Path, workspace: Workspace) -> Service:
+    """The container of a launch, to run another program than the server in it: image in the daemon, GPUs free.
+
+    Raises:
+        Sm120kitError: see :func:`run`.
+    """
+    assert resolved.image is not None
+    service = _on_free_gpus(resolved, _service(resolved, model, workspace, planned=True))
+    if resolved.published:
+        published.pull(resolved.published, resolved.source, workspace, DaemonTransport(Daemon(), reporting.info))
+        return service
+    return replace(service, image=loaded(resolved.image, workspace))
+
+
+def _service(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, planned: bool) -> Service:
+    location = resolved.location
+    gpus = [(gpu.number, gpu.name) for gpu in resolved.gpus]
+    placement = Placement(gpus, location.port, workspace, location.listen, location.key, location.node)
+    image = resolved.image.image if resolved.image else Image("", "", "", (), {}, IMAGE_USER, 0)
+    return serving.make_service(
+        resolved.configuration, resolved.engine, image, resolved.image_name, model, placement, planned=planned
+    )
+
+
+def _on_free_gpus(launch: PreparedLaunch | ResolvedLaunch, service: Service) -> Service:
     """The container on GPUs that no server has at the time of the call: its own, or others of the same kind.
 
     Raises:
@@ -335,8 +360,8 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
     running = launched_here()
     taken = {number: other.name for other in running for number in other.gpus}
     if set(service.gpus) & set(taken):
-        own = [device for device in prepared.devices if device.number in service.gpus]
-        equal = [each for each in prepared.devices if any((each.name, each.bytes) == (used.name, used.bytes) for used in own)]
+        own = [device for device in launch.devices if device.number in service.gpus]
+        equal = [each for each in launch.devices if any((each.name, each.bytes) == (used.name, used.bytes) for used in own)]
         if len([device for device in equal if device.number not in taken]) < len(service.gpus):
             other = next(other for other in running if set(other.gpus) & set(service.gpus))
             orphaned = "" if other.attended else "; the sm120kit serve that started it is gone"
@@ -344,7 +369,7 @@ def _on_free_gpus(prepared: PreparedLaunch, service: Service) -> Service:
                 f"{other.name} serves {other.configuration} on GPU {', '.join(map(str, other.gpus))}{orphaned}",
                 f"sm120kit stop {other.name}",
             )
-        chosen = serving.select_gpus(prepared.configuration, equal, taken)
+        chosen = serving.select_gpus(launch.configuration, equal, taken)
         service = replace(service, gpus=tuple(device.number for device in chosen))
     require_port(service.port, service.listen)
     return service

@@ -40,7 +40,7 @@ class ServerLocation:
     """Where a server listens on this host, and the API key that requests must have.
 
     ``node`` is this host among those that the server spans, None for this one alone. ``gpus`` are the numbers of the GPUs to
-    use, empty for the first free ones.
+    use, empty for the first free ones. ``allreduce`` is a method of :mod:`sm120kit.serving.allreduce`, or ``auto``.
     """
 
     port: int = 8000
@@ -48,6 +48,7 @@ class ServerLocation:
     key: str = field(default="", repr=False)
     node: Node | None = None
     gpus: tuple[int, ...] = ()
+    allreduce: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""``sm120kit tune``: find the fastest all-reduce that works between the GPUs of a configuration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sm120kit.cli.options import ConfigName, ImageIndex, Json, State
+from sm120kit.cli.serve import Image
+from sm120kit.core import console
+
+
+def tune(
+    config: ConfigName,
+    *,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="A model folder, for its config.json; default: from the Hub.")
+    ] = None,
+    image: Image = "",
+    images: ImageIndex,
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Find the fastest all-reduce that works between the GPUs of a configuration.
+
+    Runs each in the configuration's image: sums against NCCL, CUDA graphs, calls of different sizes while ranks pause, times.
+    One that computes wrong sums, stalls for 30 s or ends is named and not used. `sm120kit serve` uses the result.
+    """
+    from sm120kit.core.workspace import Workspace
+    from sm120kit.recipes import arguments, configurations
+    from sm120kit.serving import allreduce, launch, model_download
+    from sm120kit.serving.resolve import ServerLocation, resolve
+
+    configuration = configurations.load(config, arguments.problems)
+    allreduce.require_several(configuration)
+    workspace = Workspace.open(state)
+    resolved = resolve(configuration, image, images.source(), ServerLocation(_free_port()), workspace)
+    launch.require_daemon(resolved, workspace)
+    if model is None:
+        needed = model_download.plan(configuration, "", offline=False)
+        model_download.preview(needed)
+        model = model_download.cache_folder(needed.repository, needed.commit)
+    hidden, sizes = allreduce.hidden_size(model), allreduce.rows(configuration)
+    service = launch.idle_service(resolved, model, workspace)
+    service = replace(service, name=f"sm120kit-tune-{os.getpid()}")
+    measured = []
+    for method, variables in allreduce.methods(configuration).items():
+        with console.step(f"measure {method} on {len(service.gpus)} GPUs, {len(sizes)} sizes"):
+            measured.append(allreduce.measure(service, method, variables, hidden, sizes))
+    assert resolved.image is not None
+    record = allreduce.AllReduceRecord(
+        resolved.image.image.content,
+        tuple(gpu.name for gpu in resolved.gpus),
+        hidden,
+        tuple(measured),
+        allreduce.best(tuple(measured)),
+    )
+    path = allreduce.store(record, configuration, workspace)
+    if json:
+        console.json_data(record)
+    else:
+        _show(record)
+        console.info(f"serve {configuration.name} uses {record.best}; record: {path}")
+    console.info("unverified on SM120")
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _show(record: object) -> None:
+    from sm120kit.serving.allreduce import AllReduceRecord
+
+    assert isinstance(record, AllReduceRecord)
+    by_rows = {
+        timing.rows: {each.method: t.microseconds for each in record.measured for t in each.timings if t.rows == timing.rows}
+        for each in record.measured
+        for timing in each.timings
+    }
+    names = [each.method for each in record.measured]
+    table = [
+        (f"{rows:,} x {record.hidden:,}", *(f"{times[name]:.1f} us" if name in times else "" for name in names))
+        for rows, times in sorted(by_rows.items())
+    ]
+    console.table(("message, bf16", *names), table)
+    for each in record.measured:
+        if each.problem:
+            console.warn(f"{each.method}: {each.problem}")

@@ -1,0 +1,227 @@
+"""Measure the all-reduces of an engine between the GPUs of a configuration, in its image, and keep the result for ``serve``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from sm120kit.core import process
+from sm120kit.core.data_roots import data_root
+from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissing
+from sm120kit.core.outside import parse_json, read_input_text
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
+from sm120kit.images.image_records import Image
+from sm120kit.recipes import load_engine
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving import docker_run
+from sm120kit.serving.container import Mount, Service
+
+DEFAULT = "nccl"
+"""The all-reduce of an engine whose variables select no other."""
+PCIE_IPC_SINCE = Version("0.7.2")
+"""The first FlashInfer of a recipe with ``PcieIpcAllReduceWorkspace`` (comm/pcie_ipc_ar.py); 0.6.8.post1 does not have it."""
+BATCHES = (1, 2, 4, 8, 16, 32)
+"""Numbers of requests that decode at once."""
+PROGRAM = "allreduce.py"
+TARGET = f"/tmp/sm120kit/{PROGRAM}"
+SETUP_SECONDS, STEP_SECONDS = 300, 30
+"""Limits of tuning, which may compile, and of each step after it."""
+LIMIT_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Timing:
+    """An all-reduce of messages with this many rows: wrong sums over all inputs, and the time of a call in a CUDA graph."""
+
+    rows: int
+    wrong: int
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a method: ``problem`` is why it must not be used, "" if nothing was found."""
+
+    method: str
+    timings: tuple[Timing, ...]
+    problem: str
+
+    @property
+    def total(self) -> float:
+        """The sum of the times in microseconds."""
+        return sum(timing.microseconds for timing in self.timings)
+
+
+@dataclass(frozen=True)
+class AllReduceRecord:
+    """Measurements on the GPUs with these names, in the image with this content; ``best`` is the fastest without a problem."""
+
+    image: str
+    gpus: tuple[str, ...]
+    hidden: int
+    measured: tuple[Measured, ...]
+    best: str
+
+
+def methods(configuration: Configuration) -> Mapping[str, Mapping[str, str]]:
+    """The variables of each all-reduce that the configuration's engine has; others than NCCL come with its FlashInfer."""
+    flashinfer = load_engine(configuration.engine).flashinfer.rpartition("-")[2]
+    with_others = bool(flashinfer) and Version(flashinfer) >= PCIE_IPC_SINCE
+    return {DEFAULT: {}, **(configuration.served_by.all_reduces if with_others else {})}
+
+
+def rows(configuration: Configuration) -> tuple[int, ...]:
+    """Rows of the messages of a decode step: the requests, each with a token and its drafts."""
+    drafts = configuration.speculation.draft_tokens if configuration.speculation else 0
+    return tuple(sorted({batch * (1 + each) for batch in BATCHES for each in (0, drafts)}))
+
+
+def hidden_size(model: Path) -> int:
+    """The hidden size in a model folder's ``config.json``.
+
+    Raises:
+        NotFound: there is no such file.
+        BadInput: it has none.
+    """
+    file = model / "config.json"
+    try:
+        config = parse_json(read_input_text(file))
+    except OSError as error:
+        raise NotFound(f"{file}: {error.strerror}", "name a model folder with --model") from error
+    except ValueError as error:
+        raise BadInput(f"{file}: {error}", "download the model again") from error
+    sections = (config, *(config.get(name) for name in ("text_config", "llm_config"))) if isinstance(config, dict) else ()
+    for section in sections:
+        if isinstance(section, dict) and isinstance(size := section.get("hidden_size"), int) and 0 < size < 1_000_000:
+            return size
+    raise BadInput(f"{file} states no hidden_size", "this model's all-reduces cannot be measured")
+
+
+def measure(service: Service, method: str, variables: Mapping[str, str], hidden: int, sizes: tuple[int, ...]) -> Measured:
+    """Measure a method in a container like the server's, on the same GPUs. The container is removed in any case.
+
+    Raises:
+        RequirementMissing: docker is not installed.
+    """
+    request = {"method": method, "world": len(service.gpus), "hidden": hidden, "rows": sizes, "dtype": "bfloat16"}
+    request |= {"setup_seconds": SETUP_SECONDS, "step_seconds": STEP_SECONDS}
+    program = Mount(data_root() / "image_programs" / PROGRAM, TARGET, True)
+    container = replace(
+        service,
+        name=f"{service.name}-{method}",
+        argv=("python3", TARGET, json.dumps(request)),
+        environment=service.environment | dict(variables),
+        mounts=(*(mount for mount in service.mounts if not mount.read_only), program),
+        key="",
+    )
+    try:
+        done = process.run(docker_run(container), check=False)
+    finally:
+        process.run(["docker", "rm", "--force", container.name], check=False)
+    return judged(method, done.stdout, done.stderr)
+
+
+def judged(method: str, output: str, errors: str = "") -> Measured:
+    """What a run of the program in the image printed: its times, and the first problem."""
+    lines = list(_objects(output))
+    timings = tuple(
+        Timing(line["rows"], line["wrong"] + line["graph_wrong"], line["microseconds"]) for line in lines if "rows" in line
+    )
+    return Measured(method, timings, _problem(lines, timings, errors))
+
+
+def _problem(lines: list[dict[str, Any]], timings: tuple[Timing, ...], errors: str) -> str:
+    end = lines[-1] if lines and "end" in lines[-1] else {}
+    where = f"in {end.get('step')!r}"
+    rank = end.get("rank")
+    if end.get("end") == "stalled":
+        who = "the ranks have launched equally many calls" if rank is None else f"rank {rank} is behind"
+        return f"stalled {where} for {end['seconds']} s: {who}"
+    if end.get("end") == "died":
+        return f"rank {rank} died {where}, exit code {end['exit']}{_last(errors)}"
+    if wrong := [timing for timing in timings if timing.wrong]:
+        return f"{sum(timing.wrong for timing in wrong):,} wrong sums, the first with {wrong[0].rows} rows"
+    if wrong_in_sequence := sum(line["wrong"] for line in lines if "sequence" in line):
+        return f"{wrong_in_sequence:,} wrong sums in a sequence of calls of different sizes"
+    return "" if end else f"ended without a result{_last(errors)}"
+
+
+def _objects(output: str) -> Iterator[dict[str, Any]]:
+    for line in output[:LIMIT_BYTES].splitlines():
+        if line.startswith("{"):
+            try:
+                yield parse_json(line)
+            except ValueError:
+                continue
+
+
+def _last(errors: str) -> str:
+    lines = [line.strip() for line in errors.splitlines() if "Error" in line]
+    return f": {lines[-1][:300]}" if lines else ""
+
+
+def best(measured: tuple[Measured, ...]) -> str:
+    """The fastest method that has no problem.
+
+    Raises:
+        BadInput: all have one.
+    """
+    usable = [each for each in measured if each.timings and not each.problem]
+    if not usable:
+        raise BadInput("no all-reduce works between these GPUs", "`sm120kit doctor --measure` checks their connection")
+    return min(usable, key=lambda each: each.total).method
+
+
+def record_file(configuration: Configuration, workspace: Workspace) -> Path:
+    """Where the measurements for a configuration are kept."""
+    return workspace.root / "allreduce" / f"{configuration.name}.json"
+
+
+def store(record: AllReduceRecord, configuration: Configuration, workspace: Workspace) -> Path:
+    """Write a record, in place of an earlier one."""
+    path = record_file(configuration, workspace)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_record(path, record)
+    return path
+
+
+def selected(
+    choice: str, configuration: Configuration, image: Image | None, gpus: tuple[str, ...], workspace: Workspace
+) -> str:
+    """The method of a choice; ``auto`` is the best measured in this image on these GPUs, else the engine's default.
+
+    Raises:
+        NotFound: the engine has no such all-reduce.
+    """
+    known = methods(configuration)
+    if choice == "auto":
+        try:
+            record = read_record(AllReduceRecord, record_file(configuration, workspace))
+        except (OSError, BadRecord):
+            return DEFAULT
+        same = image is not None and (record.image, record.gpus) == (image.content, gpus)
+        return record.best if same and record.best in known else DEFAULT
+    if choice not in known:
+        title = configuration.served_by.title
+        raise NotFound(f"{title} has no all-reduce {choice!r}", f"it has: auto, {', '.join(known)}")
+    return choice
+
+
+def require_several(configuration: Configuration) -> None:
+    """Require a configuration with all-reduces to compare.
+
+    Raises:
+        RequirementMissing: it has one GPU, or its engine has one method.
+    """
+    if configuration.tensor_parallel < 2 or configuration.hardware.nodes > 1:
+        raise RequirementMissing(
+            f"{configuration.name} has no all-reduce between the GPUs of one machine", "tune a configuration with several GPUs"
+        )
+    if len(methods(configuration)) < 2:
+        raise RequirementMissing(f"{configuration.served_by.title} has only {DEFAULT}", "there is nothing to choose")

@@ -1,0 +1,124 @@
+"""The comparison of all-reduces: a rank that stalls or dies is named, wrong sums are refused, serve uses what was measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm120kit.core.errors import BadInput, NotFound, RequirementMissing
+from sm120kit.core.workspace import Workspace
+from sm120kit.images.image_records import Image
+from sm120kit.recipes import configurations
+from sm120kit.serving import allreduce
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "image_programs"))
+import allreduce as program  # type: ignore[import-not-found]  # in the image
+
+from tests.support.allreduce_ranks import dies, healthy, stalls
+
+TWO = "minimax-m2.7-nvfp4-2x-rtx-pro-6000"
+REQUEST = {"method": "nccl", "world": 2, "hidden": 64, "rows": [1, 8], "dtype": "bfloat16"}
+REQUEST |= {"setup_seconds": 300, "step_seconds": 300}
+
+
+def _run(
+    measure: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **limits: int
+) -> allreduce.Measured:
+    monkeypatch.setattr(program, "measure", measure)
+    program.main(json.dumps(REQUEST | limits))
+    return allreduce.judged("nccl", capsys.readouterr().out)
+
+
+def test_the_slowest_rank_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = _run(healthy, monkeypatch, capsys)
+    assert measured.timings == (allreduce.Timing(1, 0, 11.0), allreduce.Timing(8, 0, 11.0)) and not measured.problem
+
+
+def test_a_rank_that_is_behind_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = _run(stalls, monkeypatch, capsys, step_seconds=1).problem
+    assert "rank 1" in problem and "sums of 8 rows" in problem
+
+
+def test_a_rank_that_dies_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = _run(dies, monkeypatch, capsys).problem
+    assert "rank 1" in problem and "graph of 1 rows" in problem and "7" in problem
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"rows": 8, "wrong": 3, "graph_wrong": 0, "microseconds": 1.0},
+        {"rows": 8, "wrong": 0, "graph_wrong": 2, "microseconds": 1.0},
+        {"sequence": 300, "wrong": 1},
+        {"end": "died", "rank": 0, "step": "set up", "exit": 1},
+        None,
+    ],
+)
+def test_a_problem_is_never_best(line: dict[str, Any] | None) -> None:
+    good = {"rows": 8, "wrong": 0, "graph_wrong": 0, "microseconds": 9.0}
+    slow = allreduce.judged("nccl", "\n".join(map(json.dumps, (good, {"end": "finished"}))))
+    lines = [
+        good | {"microseconds": 1.0},
+        *([line] if line else []),
+        *([{"end": "finished"}] if line and "end" not in line else []),
+    ]
+    fast = allreduce.judged("pcie-ipc", "\n".join(map(json.dumps, lines)))
+    assert fast.problem and allreduce.best((slow, fast)) == "nccl"
+    with pytest.raises(BadInput):
+        allreduce.best((fast,))
+
+
+def _image(content: str) -> Image:
+    return Image(content, content, "linux/amd64", (), {}, "1000:1000", 0)
+
+
+def test_serve_uses_what_was_measured_in_this_image_on_these_gpus(tmp_path: Path) -> None:
+    configuration, workspace, gpus = configurations.load(TWO), Workspace.open(tmp_path / "state"), ("RTX PRO 6000",) * 2
+    image = _image("sha256:" + "1" * 64)
+
+    def selected(choice: str = "auto", image: Image | None = image, gpus: tuple[str, ...] = gpus) -> str:
+        return allreduce.selected(choice, configuration, image, gpus, workspace)
+
+    assert selected() == "nccl"
+    record = allreduce.AllReduceRecord(image.content, gpus, 64, (), "pcie-ipc")
+    path = allreduce.store(record, configuration, workspace)
+    assert selected() == "pcie-ipc" and selected("nccl") == "nccl"
+    assert selected(gpus=("RTX 5090",) * 2) == "nccl" and selected(image=None) == "nccl"
+    assert selected(image=_image("sha256:" + "2" * 64)) == "nccl"
+    path.write_text("{")
+    assert selected() == "nccl"
+    with pytest.raises(NotFound, match="ring"):
+        selected("ring")
+
+
+def test_only_engines_with_its_flashinfer_have_pcie_ipc() -> None:
+    today = configurations.load(TWO)
+    assert allreduce.methods(today)["pcie-ipc"]
+    assert set(allreduce.methods(replace_engine(today, "vllm-0.19.1"))) == {"nccl"}
+    with pytest.raises(RequirementMissing):
+        allreduce.require_several(replace_engine(today, "vllm-0.19.1"))
+
+
+def replace_engine(configuration: configurations.Configuration, engine: str) -> configurations.Configuration:
+    return configuration.model_copy(update={"engine": engine})
+
+
+def test_rows_are_those_of_requests_with_their_drafts() -> None:
+    drafting = configurations.load("qwen3.5-397b-nvfp4-4x-rtx-pro-6000-mtp5")
+    assert drafting.speculation and drafting.speculation.draft_tokens == 5
+    assert {1, 6, 32, 192} <= set(allreduce.rows(drafting))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"hidden_size": "x"}', '{"hidden_size": 1e400}', '{"hidden_size": -1}'])
+def test_a_hidden_size_is_read_or_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        allreduce.hidden_size(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BadInput, match=r"config\.json"):
+        allreduce.hidden_size(tmp_path)
+    (tmp_path / "config.json").write_text('{"text_config": {"hidden_size": 3072}}')
+    assert allreduce.hidden_size(tmp_path) == 3072
