@@ -14,8 +14,9 @@ from sm120kit.bench import reproduce, roofline
 from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound
+from sm120kit.engines import parser
 from sm120kit.hosts.doctor import CHECKS
-from sm120kit.recipes import configurations
+from sm120kit.recipes import ablations, configurations
 from sm120kit.recipes.configurations import Speculation
 from sm120kit.serving.fit import planned
 
@@ -136,10 +137,47 @@ def test_figures_of_another_setup_are_marked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "400")
     rows = CliRunner().invoke(app, ["config", "list"]).stdout.splitlines()
     for configuration in map(configurations.load, configurations.names()):
-        (row,) = (row for row in rows if row.split()[:1] == [configuration.name])
-        assert (" * " in row) == any(reference.differs for reference in configuration.reference[:1])
+        if not configuration.historical:
+            (row,) = (row for row in rows if row.split()[:1] == [configuration.name])
+            assert row.endswith(" *") == any(reference.differs for reference in configuration.reference[:1])
     shown = CliRunner().invoke(app, ["config", "show", "minimax-m2.7-nvfp4-2x-rtx-pro-6000"]).stdout
     assert "not in this configuration: SGLang and b12x instead of vLLM" in " ".join(shown.split())
+
+
+def test_list_is_by_gpus_and_fits_80_columns_with_old_engines_by_name() -> None:
+    rows = CliRunner().invoke(app, ["config", "list"]).stdout.splitlines()
+    heads = [row for row in rows if re.match(r"\d x ", row)]
+    assert heads[0] == "1 x RTX 5090" and "2 x DGX Spark" in heads and len(heads) == len({*heads})
+    assert max(map(len, rows)) <= 80 and len(rows) < 70
+    old = " ".join(rows[rows.index(next(row for row in rows if row.startswith("historical"))) :])
+    loaded = [configurations.load(name) for name in configurations.names()]
+    assert {one.name for one in loaded if one.historical} == {
+        one.name for one in loaded if f" {one.name}" in old.replace(",", "")
+    }
+    assert {one.engine for one in loaded if one.historical} == {"vllm-0.19.1", "sglang-0.5.11", "sglang-0.5.11-b12x"}
+
+
+def test_ablations_apply_where_the_option_is_missing() -> None:
+    names = {each.name for each in ablations.of(configurations.load("glm-5.3-flash-nvfp4-4x-rtx-pro-6000"))}
+    assert {"PCIe-IPC all-reduce", "sampled drafts", "no speculation"} <= names and "b12x experts" not in names
+    one = configurations.load("minimax-m2.7-nvfp4-2x-rtx-pro-6000")
+    chosen = one.model_copy(update={"arguments": (), "environment": {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}})
+    assert [each.name for each in ablations.of(chosen)] == ["b12x experts"]
+    assert ablations.of(configurations.load("qwen3.5-397b-nvfp4-8x-rtx-pro-6000")) == ()
+    shown = CliRunner().invoke(app, ["config", "show", "glm-5.3-flash-nvfp4-4x-rtx-pro-6000"]).stdout
+    assert "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC=1" in shown and "without --speculative-config" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    "ablation",
+    {each.name: each for name in configurations.names() for each in ablations.of(configurations.load(name))}.values(),
+)
+def test_options_of_ablations_exist_in_the_engine(ablation: ablations.Ablation) -> None:
+    assert ablation.effect and ablation.source
+    for recipe in recipes.names(recipes.EngineRecipe):
+        known = parser.load(recipe) if recipe.startswith(ablation.engine) else None
+        if known and ablation.arguments:
+            assert parser.rejection(known, ["/model", *ablation.arguments]) == ""
 
 
 def test_ceiling_is_of_the_configuration_whatever_its_figures_were_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sm120kit.cli import config_list
 from sm120kit.cli.options import ConfigName, Json, configuration_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import find, origin, user_repository
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def list_(json: Json = False) -> None:
-    """List the configurations.
+    """List the configurations by kind and number of GPUs, with a published figure of each.
 
     In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
@@ -26,29 +27,17 @@ def list_(json: Json = False) -> None:
     if json:
         console.json_data([config.model_dump(mode="json") | {"from": origins[config.name]} for config in listed])
         return
-    shown = bool(user_repository())
-    console.table(
-        ("configuration", *["from"] * shown, "engine", "GPUs", "published", "class"),
-        (
-            (
-                config.name,
-                *[origins[config.name]] * shown,
-                config.engine,
-                config.hardware.gpus,
-                *next(
-                    ((_figure(each) + " *" * bool(each.differs), each.reproducibility) for each in config.reference), ("", "")
-                ),
-            )
-            for config in listed
-        ),
-    )
-    console.data("* measured with another setup: `sm120kit config show CONFIG` has the differences")
+    own = {name: where for name, where in origins.items() if where != "built-in"} if user_repository() else {}
+    for line in config_list.lines(listed, own):
+        console.data(line)
+    console.data("tok/s as published; *: with another setup, see `sm120kit config show CONFIG`")
 
 
 def show(name: ConfigName, json: Json = False) -> None:
     """Show a configuration and its published figures."""
     from sm120kit.bench import reproduce
-    from sm120kit.recipes import configurations
+    from sm120kit.recipes import ablations, configurations
+    from sm120kit.serving import fit
 
     config = configurations.load(name)
     if json:
@@ -61,7 +50,7 @@ def show(name: ConfigName, json: Json = False) -> None:
         ("model", ", ".join(filter(None, (model.repository, model.quantization, size)))),
         ("revision", ": ".join(filter(None, (model.revision, model.why_unpinned)))),
         ("hardware", f"{hardware.gpus} x {hardware.gpu}"),
-        ("engine", config.engine),
+        ("engine", config.engine + " (historical)" * config.historical),
         *[("published for", config.original)] * bool(config.original),
         ("arguments", " ".join(config.arguments)),
         *((f"environment {key}", value) for key, value in config.environment.items()),
@@ -69,9 +58,12 @@ def show(name: ConfigName, json: Json = False) -> None:
     ]
     if bounds := reproduce.single_request(config):
         rows.append(("roofline", "{:.0f} tok/s at concurrency 1 and depth 0, ceiling {:.0f}".format(*bounds) + _drafts(config)))
+    planned = fit.planned(config)
+    rows.append(("memory", "; ".join(planned.lines()[1:]) if planned else "unknown: sizes are not recorded"))
     if config.host:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
     rows += [("deviation", f"{change.field}: {change.reason}") for change in config.deviations]
+    rows += [(f"ablation: {each.name}", f"{each.text}: {each.effect}; {each.source}") for each in ablations.of(config)]
     rows += [("excluded", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in config.known_bad]
     console.table(("field", "value"), rows)
     if not config.reference:
@@ -121,6 +113,5 @@ def _conditions(reference: Reference) -> str:
 
 
 def _figure(reference: Reference) -> str:
-    highest = f"-{reference.highest:g}" if reference.highest else ""
     spread = f" ± {reference.spread:g}" if reference.spread else ""
-    return f"{reference.value:g}{highest}{spread} {reference.unit}"
+    return f"{config_list.text(reference)}{spread} {reference.unit}"

@@ -23,6 +23,9 @@ KIND = "configurations"
 
 UNPINNED = "unpinned"
 
+HISTORICAL_AFTER = 2
+"""Releases after which an engine is old."""
+
 DEFAULT_CACHES = ("/root/.cache/vllm", "/root/.cache/flashinfer", "/root/.triton")
 """Directories in which engines keep what they compile (vLLM, FlashInfer, Triton)."""
 
@@ -175,6 +178,15 @@ class Configuration(Strict):
         return engines.of_recipe(self.engine)
 
     @property
+    def historical(self) -> bool:
+        """Whether its engine is more than two releases older than the newest with a recipe: kept for its published figures."""
+        engine = self.engine.partition("-")[0]
+        releases = [_release(name) for name in data_roots.entries("engines") if name.partition("-")[0] == engine]
+        newest, own = max(releases, default=()), _release(self.engine)
+        behind = next((new - old for new, old in zip(newest, own, strict=False) if new != old), 0)
+        return behind > HISTORICAL_AFTER
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The arguments as the engine reads them. See :func:`sm120kit.engines.parser.words`."""
         return parser.words(self.engine, self.arguments)
@@ -187,6 +199,11 @@ class Configuration(Strict):
     def option_for(self, meaning: str) -> str | None:
         """The value of the option of the engine with a meaning. See :attr:`sm120kit.engines.Engine.options`."""
         return self.option(*self.served_by.options.get(meaning, ()))
+
+
+def _release(recipe: str) -> tuple[int, ...]:
+    """The numbers of the version in the name of a recipe."""
+    return tuple(int(number) for number in recipe.partition("-")[2].partition("-")[0].split(".") if number.isdecimal())
 
 
 def names() -> tuple[str, ...]:

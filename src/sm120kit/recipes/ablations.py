@@ -1,0 +1,70 @@
+"""Options that change the speed of a configuration, with what is known of their effect: the file ``recipes/ablations.toml``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+from sm120kit.core.data_roots import data_root
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.recipes.load import read_toml, validate
+from sm120kit.recipes.schema import Strict, Strings
+
+EXPERTS = re.compile(r"-A\d+B|MoE|gpt-oss|DeepSeek-V\d|GLM-(4\.[5-9]|[5-9])|MiniMax|MiMo|Kimi|Next", re.IGNORECASE)
+"""Repositories of models with a mixture of experts."""
+
+
+class Ablation(Strict):
+    """An option: ``arguments``, ``environment``, or one to leave out; its ``effect`` as ``source`` has it.
+
+    ``engine`` is the start of a recipe's name, ``gpus`` the numbers of GPUs in one machine, none for all. ``key`` is a word
+    that configurations with the option have in their arguments. ``speculation`` and ``experts`` are what it requires.
+    """
+
+    name: str
+    engine: str
+    effect: str
+    source: str
+    arguments: Strings = ()
+    without: str = ""
+    environment: Annotated[dict[str, str], Field(default_factory=dict)]
+    gpus: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    speculation: bool = False
+    experts: bool = False
+    key: str = ""
+
+    def applies(self, configuration: Configuration) -> bool:
+        """Whether a configuration can have this option, and has not."""
+        has = self.environment.keys() & configuration.environment.keys() or any(
+            self.key and self.key in argument for argument in configuration.arguments
+        )
+        gpus = configuration.hardware.gpus if configuration.hardware.nodes == 1 else 0
+        return (
+            not has
+            and configuration.engine.startswith(self.engine)
+            and (not self.gpus or gpus in self.gpus)
+            and (not self.speculation or configuration.speculation is not None)
+            and (not self.experts or bool(EXPERTS.search(configuration.model.repository)))
+        )
+
+    @property
+    def text(self) -> str:
+        """The option as it is written on a command line."""
+        words = (*(f"{name}={value}" for name, value in self.environment.items()), *self.arguments)
+        return " ".join(words) or f"without {self.without}"
+
+
+class _File(Strict):
+    ablation: Annotated[tuple[Ablation, ...], Field(strict=False)]
+
+
+def of(configuration: Configuration) -> tuple[Ablation, ...]:
+    """The options that apply to a configuration and that it does not have.
+
+    Raises:
+        BadInput: the file is not well-formed.
+    """
+    path = data_root() / "recipes" / "ablations.toml"
+    return tuple(each for each in validate(_File, read_toml(path), path).ablation if each.applies(configuration))
