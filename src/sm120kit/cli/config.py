@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def list_(json: Json = False) -> None:
-    """List the configurations by kind and number of GPUs, with a published figure of each.
+    """List the configurations.
+
+    They are grouped by kind and number of GPUs, each with a published figure; those of old engines are only named.
 
     In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
