@@ -432,8 +432,8 @@ def proof_of(patch_dir: PatchDirectory, name: str, hunks: str = "") -> Path:
     side = {"error": "", "numbers": "proven"}
     probe = {"text": "collective", "code": True, "numbers": True}
     results = [{"probe": probe, "below": side, "above": side, "effects": ["changes code"]}]
-    record = {"hunks_sha256": hunks or patch.hunks_sha256, "patch": name, "results": results}
-    proof.write_text(json.dumps(record, indent=2) + "\n")
+    record = {"hunks_sha256": hunks or patch.hunks_sha256, "patch": name, "recipe": RECIPE, "results": results}
+    proof.write_text(json.dumps({"proofs": [record, record | {"recipe": "another"}]}, indent=2) + "\n")
     file = patch_dir.root / f"{name}.patch"
     file.write_bytes(patch.content.replace(b"Evidence: ", f"Evidence: {evidence.PROOFS}/{name}.json, ".encode(), 1))
     return proof
@@ -461,20 +461,24 @@ def test_check_reports_a_proof_of_other_hunks(patch_dir: PatchDirectory) -> None
         (content.replace('"hunks_sha256": "', '"hunks_sha256": "0'), "is a proof of other hunks than those of the patch"),
         (content.replace("cutlass/second", "cutlass/first"), "is a proof of cutlass/first"),
         (content.replace('"changes code"', '"no effect"'), "shows no effect of the patch"),
-        (json.dumps(json.loads(content) | {"results": []}), "shows no effect of the patch"),
+        (
+            json.dumps({"proofs": [*json.loads(content)["proofs"][1:], json.loads(content)["proofs"][0] | {"results": []}]}),
+            "shows no effect of the patch",
+        ),
         (
             content.replace('"changes code"', '"changes code", "no effect seen, code not compared"'),
             "does not compare the machine code of probe 'collective', which is compiled with --code",
         ),
         (content.replace("proven", "not checked", 1), "does not compare the numbers of probe 'collective'"),
         (content.replace('"results"', '"result"'), "is not a proof"),
-        ("[]", "is not a proof"),
-        ("{", "is not a proof"),
-        ("[" * 100_000, "is not a proof"),
+        ("[]", "has no proof"),
+        ('{"proofs": [1]}', "has no proof"),
+        ("{", "has no proof"),
+        ("[" * 100_000, "has no proof"),
     ):
         proof.write_text(wrong)
         (problem,) = patches.lint(patch_dir.root)
-        assert problem.text == f"{evidence.PROOFS}/cutlass/second.json {text}: sm120kit patch prove cutlass/second --write"
+        assert problem.text.partition(": ")[0] == f"{evidence.PROOFS}/cutlass/second.json {text}".partition(": ")[0]
         assert file.read_text().splitlines()[problem.line - 1].startswith("Evidence: ")
     proof.unlink()
     assert [problem.text.partition(", ")[2] for problem in patches.lint(patch_dir.root)] == ["which does not exist"]
@@ -594,7 +598,8 @@ def test_rename(patch_dir: PatchDirectory, tree: PatchedTree) -> None:
     renamed = patches.find(patch_dir.root, "more-lines")
     assert renamed.diff == second.diff
     assert renamed.trailer("Evidence") == f"{evidence.PROOFS}/cutlass/more-lines.json, tests/unit/test_patches.py"
-    assert json.loads((proof.with_name("more-lines.json")).read_text())["patch"] == "cutlass/more-lines"
+    stored = json.loads((proof.with_name("more-lines.json")).read_text())["proofs"]
+    assert [each["patch"] for each in stored] == ["cutlass/more-lines"] * 2
     assert not proof.exists()
     assert patches.lint(patch_dir.root) == []
     again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)

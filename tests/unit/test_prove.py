@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from sm12x_lab.proofs.code import kernel_codes
 from sm12x_lab.proofs.proof_records import Effect, KernelCode, PatchProof, ProbeComparison, ProbeResult
 from sm12x_lab.proofs.side import _definitions
 from sm120kit import patches, sources
-from sm120kit.core.errors import BadInput, NotFound, PatchConflict
+from sm120kit.core.data_roots import REPOSITORY_FILE
+from sm120kit.core.errors import BadInput, NotFound, PatchConflict, SystemRefused
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.cubin.cubin_records import Kernel
 from sm120kit.kernels.kernel_records import NumericStatus
-from sm120kit.patches import probes
+from sm120kit.patches import evidence, probes
 from sm120kit.patches.patch_records import PatchState
+from sm120kit.recipes import default_recipes
 from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
@@ -184,9 +187,12 @@ def proof(**changes: object) -> PatchProof:
 
 def test_proof_round_trip_and_differences(tmp_path: Path) -> None:
     file = tmp_path / "proof.json"
-    file.write_text(proofs.text(proof()))
-    assert proofs.read(file) == proof()
-    assert proofs.read(tmp_path / "none.json") is None
+    other_recipe = proof(recipe="a")
+    file.write_text(proofs.file_text([proof(), other_recipe]))
+    assert proofs.read(file) == (other_recipe, proof())
+    assert proofs.on(proofs.read(file), "r") == proof()
+    assert proofs.on(proofs.read(file), "b") is None
+    assert proofs.read(tmp_path / "none.json") == ()
     (result,) = proof().results
     other = replace(result, above=replace(result.above, facts={"stages": 5}))
     assert proofs.differences(proof(), proof(results=(other,), hunks_sha256="1")) == [
@@ -281,15 +287,71 @@ def test_compose_applies_only_the_selected_patches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("patch", [*EVERY, patches.read_foreign(NEGATIVE)], ids=lambda patch: patch.name)
-def test_each_patch_has_a_proof_of_its_present_hunks(patch: patches.Patch) -> None:
+def test_each_patch_has_proofs_of_its_present_hunks(patch: patches.Patch) -> None:
     path = proofs.path_of(ROOT / "patches", patch.name) if patch in EVERY else NEGATIVE.with_suffix(".json")
     stored = proofs.read(path)
     assert stored, f"{path} is missing: sm120kit patch prove {patch.name} --code --write"
-    assert stored.hunks_sha256 == patch.hunks_sha256, f"{path} is a proof of other hunks: prove the patch again"
-    assert stored.patch == patch.name
-    assert path.read_text() == proofs.text(stored)
+    assert path.read_text() == proofs.file_text(stored)
     assert str(path.relative_to(ROOT)) in patch.trailer("Evidence")
     names = {probe.text for probe in patch.probes if probe.kind == "flags" or probe.m}
-    assert names <= {result.probe.text for result in stored.results}
-    for result in stored.results:
-        assert result == proofs.compare(result.probe, result.below, result.above), "effects do not follow from the results"
+    for proof in stored:
+        assert proof.hunks_sha256 == patch.hunks_sha256, f"{path} is a proof of other hunks: prove the patch again"
+        assert proof.patch == patch.name
+        assert names <= {result.probe.text for result in proof.results}
+        for result in proof.results:
+            assert result == proofs.compare(result.probe, result.below, result.above), "effects do not follow from the results"
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data, receipts and an (empty) test of a clone; commands use them."""
+    for name in ("patches", "recipes", "cutlass_overrides", evidence.PROOFS):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for path in {path for patch in EVERY for path in patch.trailer("Evidence").replace(",", " ").split() if "/" in path}:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    return tmp_path
+
+
+def unproven_in(clone: Path) -> list[str]:
+    options = Options(Workspace(clone / "state"), sources.Origin(offline=True))
+    return [f"{problem.file.stem}: {problem.text}" for problem in default_recipes.unproven(options)]
+
+
+def test_each_patch_of_a_default_recipe_is_proved_on_its_version(clone: Path) -> None:
+    """vLLM ships FlashInfer 0.7.2.post1; a proof on 0.6.6 is none for it."""
+    assert unproven_in(clone) == []
+    file = proofs.path_of(clone / "patches", "flashinfer/sm120-smem-accounting")
+    file.write_text(proofs.file_text(proof for proof in proofs.read(file) if proof.recipe != "flashinfer-0.7.2.post1"))
+    (problem,) = unproven_in(clone)
+    assert problem.startswith("sm120-smem-accounting: has no proof on flashinfer-0.7.2.post1")
+    file.unlink()
+    assert len(unproven_in(clone)) == 3, "of three default recipes"
+
+
+def test_patch_without_probes_of_a_default_recipe_needs_a_test(clone: Path) -> None:
+    file = clone / "patches/flashinfer/micro-scatter-barrier.patch"
+    file.write_text(file.read_text().replace("Evidence: tests/slow/engines/test_flashinfer_moe.py, ", "Evidence: "))
+    assert {*unproven_in(clone)} == {"micro-scatter-barrier: has neither a probe nor a test as evidence"}
+
+
+def test_proof_of_a_patch_in_a_repository_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine"
+    one_patch(mine, ("Applies-To: cutlass", "Applies-To: cutlass"))
+    (mine / REPOSITORY_FILE).write_text("edition = 1\n")
+    monkeypatch.chdir(mine)
+    patch, in_series = prover.find_patch("cutlass/one")
+    assert (patch.name, in_series) == ("cutlass/one", True)
+    assert prover.find_patch("patches/cutlass/one.patch") == (patch, True)
+    assert prover.find_patch(str(ROOT / "patches/cutlass/mixed-width-tile-k.patch"))[1], (
+        "a built-in patch is in the series, too"
+    )
+    prover.require_storable("cutlass/one")
+    with pytest.raises(SystemRefused, match="mixed-width-tile-k is built in"):
+        prover.require_storable("cutlass/mixed-width-tile-k")
+    stored, path = prover.store("cutlass/one", proof(patch="cutlass/one"))
+    assert path == mine / "patches/cutlass/one.json"
+    assert proofs.read(path) == (stored,)
+    prover.store("cutlass/one", proof(patch="cutlass/one", recipe="another"))
+    assert [proof.recipe for proof in proofs.read(path)] == ["another", "r"]

@@ -86,20 +86,24 @@ def check(
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Check that the series are well-formed and apply.
+    """Check that the series are well-formed, proved and apply.
 
-    They are applied only if RECIPE is given. Exit code 1 if a check fails.
+    Each patch of a recipe that a bare engine name builds must have a proof on that recipe, or a test if it has no probe. The
+    series are applied only if RECIPE is given. Exit code 1 if a check fails.
     """
 
     from sm120kit import patches
     from sm120kit.patches.checkout import PATCHES
     from sm120kit.patches.patch_records import PatchState
+    from sm120kit.recipes.default_recipes import unproven
     from sm120kit.recipes.target import resolve_source
 
     root = writable_data_root() / PATCHES if fix else patches_root()
-    source = resolve_source(recipe, sources.run_options()) if recipe else None
+    options = sources.run_options()
+    source = resolve_source(recipe, options) if recipe else None
     wrote = patches.fix(root) if fix else []
     problems = patches.lint(root)
+    problems += () if problems else unproven(options)
     states = source.statuses if source and not problems else ()
     unfit = [status for status in states if status.state in (PatchState.CONFLICTS, PatchState.ALREADY_UPSTREAM)]
     if json:

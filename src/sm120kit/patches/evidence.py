@@ -1,4 +1,4 @@
-"""Stored proofs of patches, one JSON file each among the laboratory's receipts: which patch and which hunks each is for."""
+"""Stored proofs of patches among the laboratory's receipts: a JSON file for each patch, with a proof for each recipe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.outside import parse_json, read_found
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import PLACEHOLDER, Patch
@@ -24,37 +25,71 @@ _NAMED = re.compile(r"\b(?:docs|src|tests)/[\w./-]*\w")
 
 
 def path_of(root: Path, patch: str) -> Path:
-    """The file of the proof of ``project/slug``, whose patch is below ``root``."""
-    return root.parent / PROOFS / f"{patch}.json"
+    """The file of the proofs of ``project/slug``, whose patch is below ``root``: in a user's repository, beside the patch."""
+    return (root if built_in_below(root) else root.parent / PROOFS) / f"{patch}.json"
 
 
 def problems(root: Path, patch: Patch) -> Iterator[Problem]:
-    """Files of this repository that an ``Evidence`` trailer names and that are missing, or that prove other hunks.
-
-    An installed copy has neither tests nor receipts, so that nothing is checked there.
-    """
-    is_checkout = any((root.parent / "tests").glob("*/test_*.py"))
-    if patch.trailer("Evidence").startswith(PLACEHOLDER) or not is_checkout:
+    """Files of this repository that an ``Evidence`` trailer names and that are missing, or that prove other hunks."""
+    if not _is_checked(root, patch):
         return
-    file = root / patch.project / f"{patch.slug}.patch"
-    line = next((n for n, line in enumerate(patch.content.split(b"\n"), 1) if line.startswith(b"Evidence:")), 1)
     for path in _NAMED.findall(patch.trailer("Evidence")):
         if not (root.parent / path).exists():
-            yield Problem(file, line, f"Evidence names {path}, which does not exist")
+            yield _problem(root, patch, f"Evidence names {path}, which does not exist")
         elif root.parent / path == path_of(root, patch.name) and (stale := _stale(path_of(root, patch.name), patch)):
-            yield Problem(file, line, f"{path} {stale}: sm120kit patch prove {patch.name} --write")
+            yield _problem(root, patch, f"{path} {stale}")
+
+
+def unproven(root: Path, patch: Patch, recipe: str) -> Iterator[Problem]:
+    """What shows that a patch is not proved on a recipe: no proof of a patch with probes, no test of any other patch."""
+    if not _is_checked(root, patch):
+        return
+    if not patch.probes:
+        if not any(path.startswith("tests/") for path in _NAMED.findall(patch.trailer("Evidence"))):
+            yield _problem(root, patch, "has neither a probe nor a test as evidence")
+    elif recipe not in {proof.get("recipe") for proof in _documents(path_of(root, patch.name))}:
+        yield _problem(root, patch, f"has no proof on {recipe}, which is built by default: {_remedy(patch, recipe)}")
+
+
+def _is_checked(root: Path, patch: Patch) -> bool:
+    """Whether the evidence of a patch can be checked: an installed copy has neither tests nor receipts."""
+    is_checkout = any((root.parent / "tests").glob("*/test_*.py"))
+    return is_checkout and not patch.trailer("Evidence").startswith(PLACEHOLDER)
+
+
+def _problem(root: Path, patch: Patch, text: str) -> Problem:
+    numbered = enumerate(patch.content.split(b"\n"), 1)
+    line = next((number for number, line in numbered if line.startswith(b"Evidence:")), 1)
+    return Problem(root / patch.project / f"{patch.slug}.patch", line, text)
+
+
+def _remedy(patch: Patch, recipe: str) -> str:
+    return f"sm120kit patch prove {patch.name} --recipe {recipe} --code --write"
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    """The proofs in a file; none if it has none."""
+    try:
+        proofs = parse_json(read_found(path))["proofs"]
+        return [proof for proof in proofs if isinstance(proof, dict)]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
 
 
 def _stale(path: Path, patch: Patch) -> str:
-    """The reason why a file is no proof of a patch; empty if it is one."""
-    try:
-        proof = parse_json(read_found(path))
-        proved, hunks = proof["patch"], proof["hunks_sha256"]
-    except (OSError, ValueError, TypeError, KeyError):
+    """The reason why a file has no proofs of a patch; empty if all are."""
+    proofs = _documents(path)
+    reasons = ((proof, _not_a_proof(proof, patch)) for proof in proofs)
+    found = next((f"{reason}: {_remedy(patch, str(proof.get('recipe')))}" for proof, reason in reasons if reason), "")
+    return found if proofs else "has no proof"
+
+
+def _not_a_proof(proof: Mapping[str, Any], patch: Patch) -> str:
+    if {"patch", "hunks_sha256", "recipe"} - proof.keys():
         return "is not a proof"
-    if proved != patch.name:
-        return f"is a proof of {proved}"
-    if hunks != patch.hunks_sha256:
+    if proof["patch"] != patch.name:
+        return f"is a proof of {proof['patch']}"
+    if proof["hunks_sha256"] != patch.hunks_sha256:
         return "is a proof of other hunks than those of the patch"
     return next(gaps(proof), "")
 

@@ -135,7 +135,7 @@ def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
                 raise AlreadyExists(f"{renamed} exists already", "choose another name, or remove it")
             content = proof.read_bytes()
             before, after = (f'"patch": "{patch.project}/{name}"'.encode() for name in (old, new))
-            files |= {proof: None, renamed: content.replace(before, after, 1)}
+            files |= {proof: None, renamed: content.replace(before, after)}
     for project in projects(root):
         for other in read_own(root, project)[0]:
             new = slugs.get(other.slug, other.slug) if project == patch.project else other.slug

@@ -56,7 +56,7 @@ def prove(
     probes: ProbeOptions,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Write the result to the receipts of this checkout."),
+        typer.Option("--write", help="Store the result: in the receipts of a clone, beside a patch of your own repository."),
     ] = False,
     sources: Sources,
     json: Json = False,
@@ -72,13 +72,12 @@ def prove(
     """
     from sm12x_lab.proofs import prover
     from sm12x_lab.proofs.proof_records import Effect, ProofRequest
-    from sm120kit.core.data_roots import data_root, require_not_installed
     from sm120kit.recipes.target import resolve
 
-    if write:
-        require_not_installed(data_root() / "patches")
     if write and (probes.dtype or probes.probe):
         raise typer.BadParameter("only a complete proof is written: leave out --for and --probe", param_hint="--write")
+    if write:
+        prover.require_storable(patch)
     options = sources.run_options()
     target = resolve(probes.recipe, options) if probes.recipe else None
     if not (write or probes.selected) and (change := prover.source_change(patch, options, target)):

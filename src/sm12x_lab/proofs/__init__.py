@@ -9,7 +9,7 @@ from __future__ import annotations
 from sm12x_lab.proofs.code import TranslationUnit, compile_unit
 from sm12x_lab.proofs.collective import HEADERS, own_sources, reported_types, translation_unit
 from sm12x_lab.proofs.effects import compare, effects
-from sm12x_lab.proofs.proof_files import differences, read, text, with_stored_code
+from sm12x_lab.proofs.proof_files import differences, file_text, on, read, text, with_stored_code
 from sm120kit.patches.evidence import path_of
 
 __all__ = [
@@ -19,6 +19,8 @@ __all__ = [
     "compile_unit",
     "differences",
     "effects",
+    "file_text",
+    "on",
     "own_sources",
     "path_of",
     "read",

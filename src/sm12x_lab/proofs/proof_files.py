@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from sm12x_lab.proofs.effects import compare
-from sm12x_lab.proofs.proof_records import PatchProof, ProbeComparison
+from sm12x_lab.proofs.proof_records import PatchProof, PatchProofs, ProbeComparison
 from sm120kit.core.record_files import read_record, record_json
 from sm120kit.kernels.kernel_records import NumericStatus
 
 
-def read(path: Path) -> PatchProof | None:
-    """The proof in a file; None if the file does not exist."""
-    return read_record(PatchProof, path) if path.is_file() else None
+def read(path: Path) -> tuple[PatchProof, ...]:
+    """The proofs of a patch in a file, one for each recipe; none if the file does not exist."""
+    return read_record(PatchProofs, path).proofs if path.is_file() else ()
+
+
+def on(proofs: Iterable[PatchProof], recipe: str) -> PatchProof | None:
+    """The proof for a recipe."""
+    return next((proof for proof in proofs if proof.recipe == recipe), None)
 
 
 def text(proof: PatchProof) -> str:
-    """A proof as the content of its file."""
+    """A proof as JSON."""
     return record_json(proof)
+
+
+def file_text(proofs: Iterable[PatchProof]) -> str:
+    """Proofs of a patch as the content of their file."""
+    return record_json(PatchProofs(tuple(sorted(proofs, key=lambda proof: proof.recipe))))
 
 
 def with_stored_code(proof: PatchProof, stored: PatchProof | None) -> PatchProof:

@@ -105,6 +105,13 @@ class PatchProof:
 
 
 @dataclass(frozen=True)
+class PatchProofs:
+    """The proofs of a patch, one for each recipe on which it was proved."""
+
+    proofs: tuple[PatchProof, ...]
+
+
+@dataclass(frozen=True)
 class SourceChange:
     """A patch that applies, and of which no probe is compiled.
 

@@ -15,16 +15,18 @@ from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches, recipes
 from sm120kit.core import sandbox
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.data_roots import data_root
+from sm120kit.core.data_roots import data_root, top_root, writable_data_root
 from sm120kit.core.errors import BadInput, CheckFailed, CommandFailed, CompileFailed, NotFound, PatchConflict
+from sm120kit.patches.checkout import OVERRIDES, PATCHES, series_of
 from sm120kit.patches.evidence import gaps
 from sm120kit.patches.patch_records import PatchState, Probe
+from sm120kit.patches.series import require_own
 from sm120kit.recipes.locked_toolchain import compilers
 from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
 
-__all__ = ["find_patch", "prove_patch", "series_effects", "source_change", "store"]
+__all__ = ["find_patch", "prove_patch", "require_storable", "series_effects", "source_change", "store"]
 
 _OTHER_RECIPE = "choose another recipe with --recipe"
 _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchConflict}
@@ -51,11 +53,11 @@ def find_patch(name: str) -> tuple[patches.Patch, bool]:
         NotFound: no series has the patch, or several projects have a patch of that name.
         BadInput: the file is not a patch.
     """
-    root = data_root() / "patches"
+    root = top_root() / PATCHES
     if name.endswith((".patch", ".diff")) or Path(name).is_file():
         path = Path(os.path.realpath(name))
-        inside = path.is_relative_to(root) and path.parent.parent == root and path.parent.name in patches.projects(root)
-        if not inside:
+        is_of_series = path.parent.parent in (root, data_root() / PATCHES) and path.parent.name in patches.projects(root)
+        if not is_of_series:
             return patches.read_foreign(Path(name)), False
         name = f"{path.parent.name}/{path.stem}"
     return patches.find(root, name), True
@@ -71,9 +73,9 @@ def _trees(patch: patches.Patch, in_series: bool, target: Target) -> PatchTrees:
     """
     recipe, source = target.recipe, require_source(target, patch.project)
     checkout, inside = source.checkout, source.inside
-    root, overrides = data_root() / "patches", data_root() / "cutlass_overrides"
+    overrides = data_root() / OVERRIDES
     if in_series:
-        series = patches.load_for_tree(source.pin, inside, root)
+        series = series_of(source.pin, inside)
         series = series[: series.index(patch) + 1] if patch in series else [*series, patch]
         tree, steps = patches.compose(checkout, inside, series, overrides)
     else:
@@ -212,7 +214,7 @@ def series_effects(target: FlashInferTarget, options: Options) -> tuple[dict[str
     By the patch's name, each effect once. Also returns the error of each patch whose probes cannot be compiled on this source.
     """
     found, errors = {}, {}
-    for patch in patches.load_for_tree(target.source.pin, target.source.inside, data_root() / "patches"):
+    for patch in series_of(target.source.pin, target.source.inside):
         probes = tuple(replace(probe, numbers=False, code=False) for probe in patch.probes)
         if probes and target.source.has_version_of(patch):
             try:
@@ -249,19 +251,32 @@ def _failures_of(patch: patches.Patch, confined: sandbox.Sandbox | None) -> Iter
         ) from error
 
 
+def require_storable(name: str) -> None:
+    """Require that a proof of a patch may be written where its patch is.
+
+    Raises:
+        SystemRefused: that is an installation, or the patch is built in and the working directory is a user's repository.
+    """
+    patch, in_series = find_patch(name)
+    if in_series:
+        require_own(writable_data_root() / PATCHES, patch)
+
+
 def store(name: str, proof: PatchProof) -> tuple[PatchProof, Path]:
-    """Write a proof to the receipts of the checkout, or beside a patch file of no series; stored machine code is retained.
+    """Write a proof beside those on other recipes, or beside a patch file of no series; stored machine code is retained.
 
     Raises:
         BadInput: it shows no effect, or lacks what a probe requests to compare.
     """
     _, in_series = find_patch(name)
-    path = proofs.path_of(data_root() / "patches", proof.patch) if in_series else Path(name).with_suffix(".json")
-    complete = proofs.with_stored_code(proof, proofs.read(path))
+    path = proofs.path_of(top_root() / PATCHES, proof.patch) if in_series else Path(name).with_suffix(".json")
+    stored = proofs.read(path)
+    complete = proofs.with_stored_code(proof, proofs.on(stored, proof.recipe))
     if open_ := [*gaps(json.loads(proofs.text(complete)))]:
         listed = "\n".join(f"  it {gap}" for gap in open_)
         raise BadInput(f"no proof of {proof.patch} is written:\n{listed}", "compile the probes with --code, or change them")
-    write_atomic(path, proofs.text(complete).encode())
+    others = [other for other in stored if other.recipe != proof.recipe]
+    write_atomic(path, proofs.file_text([*others, complete]).encode())
     return complete, path
 
 

@@ -1,4 +1,4 @@
-"""Prove each patch of FlashInfer 0.6.6's series again with host compiler and emulation, and compare with the stored proofs.
+"""Prove the series of two FlashInfer recipes again with host compiler and emulation, and compare with the stored proofs.
 
 The machine code of nvcc is compared for one patch.
 """
@@ -30,6 +30,8 @@ from sm120kit.sources.run_options import Options
 ROOT = Path(__file__).parents[3]
 RECIPE = "flashinfer-0.6.6"
 NEGATIVE = "src/sm12x_lab/receipts/negative/cutlass-published-effective-block-sf.patch"
+SHIPPED = "flashinfer-0.7.2.post1"
+"""The FlashInfer of the vLLM that is built by default."""
 SERIES = [
     "cutlass/single-k-block-mainloop",
     "cutlass/mixed-width-tile-k",
@@ -40,10 +42,23 @@ SERIES = [
     "flashinfer/fp4-gemm-auto-stages",
     "flashinfer/k64-tile-codegen",
 ]
+PROVED = [
+    *((RECIPE, name) for name in SERIES),
+    (SHIPPED, "cutlass/single-k-block-mainloop"),
+    (SHIPPED, "cutlass/mixed-width-tile-k"),
+    (SHIPPED, "cutlass/effective-block-sf--4.5"),
+    (SHIPPED, "flashinfer/sm120-smem-accounting"),
+]
 EMULATED = ("collective grouped nvfp4 128x128x64", "collective grouped mxfp8 128x128x64")
 """Probes whose numbers are emulated; each takes most of a minute."""
 
 Again = Callable[..., PatchProof]
+
+
+def stored_proof(name: str, recipe: str = RECIPE) -> PatchProof:
+    proof = proofs.on(proofs.read(proofs.path_of(ROOT / "patches", name)), recipe)
+    assert proof is not None
+    return proof
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +80,8 @@ def again(options: Options) -> Again:
             replace(result.probe, numbers=result.probe.numbers and result.probe.text.startswith(EMULATED))
             for result in stored.results
         ]
-        return prover.prove_patch(name, options, ProofRequest(probes=tuple(probes), trusted=not sandboxed))
+        request = ProofRequest(probes=tuple(probes), trusted=not sandboxed)
+        return prover.prove_patch(name, options, request, resolve_flashinfer(stored.recipe, options))
 
     return prove_again
 
@@ -79,17 +95,14 @@ def test_list_equals_the_series(options: Options) -> None:
     assert [f"{patch.project}/{patch.slug}" for patch in tree.patches] == SERIES
 
 
-@pytest.mark.parametrize("name", SERIES)
-def test_patch_has_the_effects_of_its_stored_proof(again: Again, name: str) -> None:
-    stored = proofs.read(proofs.path_of(ROOT / "patches", name))
-    assert stored is not None
-    assert stored.recipe == RECIPE
+@pytest.mark.parametrize(("recipe", "name"), PROVED)
+def test_patch_has_the_effects_of_its_stored_proof(again: Again, recipe: str, name: str) -> None:
+    stored = stored_proof(name, recipe)
     assert proofs.differences(stored, again(name, stored)) == []
 
 
 def test_published_patch_has_no_effect_or_breaks_numbers(again: Again) -> None:
-    stored = proofs.read((ROOT / NEGATIVE).with_suffix(".json"))
-    assert stored is not None
+    (stored,) = proofs.read((ROOT / NEGATIVE).with_suffix(".json"))
     proof = again(str(ROOT / NEGATIVE), stored)
     assert proofs.differences(stored, proof) == []
     by_dtype = {dtype: [result for result in proof.results if result.probe.dtype == dtype] for dtype in ("nvfp4", "mxfp8")}
@@ -112,8 +125,7 @@ def test_published_patch_has_no_effect_or_breaks_numbers(again: Again) -> None:
 
 def test_our_patch_compiles_with_correct_numbers(again: Again) -> None:
     name = "cutlass/effective-block-sf"
-    stored = proofs.read(proofs.path_of(ROOT / "patches", name))
-    assert stored is not None
+    stored = stored_proof(name)
     assert effects(again(name, stored))["collective grouped mxfp8 128x128x64"] == {Effect.FIXES_COMPILE_ERROR}
     (mxfp8,) = (result for result in stored.results if result.probe.text.startswith("collective grouped mxfp8"))
     assert mxfp8.above.numbers is NumericStatus.PROVEN
@@ -130,8 +142,7 @@ def test_changed_patch_differs_from_its_stored_proof(options: Options, tmp_path:
     assert line in text and stated in text, "blob ids of the patched file"
     file.write_text(text.replace(line, "AutoStagesGemmKernel;".ljust(len(line))).replace(stated, changed))
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
-    stored = proofs.read(proofs.path_of(ROOT / "patches", "flashinfer/sm120-smem-accounting"))
-    assert stored is not None
+    stored = stored_proof("flashinfer/sm120-smem-accounting")
     proof = prover.prove_patch("sm120-smem-accounting", options, ProofRequest(probes=(stored.results[0].probe,)))
     lines = proofs.differences(replace(stored, results=stored.results[:1]), proof)
     assert any(line.startswith("hunks_sha256") for line in lines)
@@ -188,8 +199,7 @@ def test_foreign_patch(options: Options, tmp_path: Path) -> None:
 
 def test_nvcc_code_equals_the_stored_proof(options: Options) -> None:
     name = "cutlass/array-kernels-grid-dependency"
-    stored = proofs.read(proofs.path_of(ROOT / "patches", name))
-    assert stored is not None
+    stored = stored_proof(name)
     proof = prover.prove_patch(name, options, ProofRequest(code=True, arch=Arch.SM_120F))
     (result,) = (result for result in proof.results if result.probe.definitions)
     assert Effect.CHANGES_CODE in result.effects
