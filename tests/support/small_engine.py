@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import io
+import re
 import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,7 @@ def make_wheel(
         f"Name: {name}",
         f"Version: {version}",
         *(f"Requires-Dist: {name}" for name in requires),
+        *(f"Provides-Extra: {match[1]}" for name in requires if (match := re.search(r'extra == "(.*)"', name))),
     ]
     members = {
         **(files or {f"{name.replace('-', '_')}.py": f"version = {version!r}\n".encode()}),

@@ -6,7 +6,7 @@ import copy
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -276,6 +276,20 @@ def without_overrides(draft: Draft, names: Collection[str]) -> dict[str, Any]:
     overrides = {name: table for name, table in environment.get("overrides", {}).items() if name in names}
     kept = {key: value for key, value in environment.items() if key != "overrides"}
     return {**draft.data, "environment": {**kept, **({"overrides": overrides} if overrides else {})}}
+
+
+def extras(draft: Draft) -> list[str]:
+    """The requirements of an engine's draft that request an extra of the engine."""
+    return [line for line in draft.data["environment"]["requires"] if line.startswith(f"{draft.data['engine']}[")]
+
+
+def without_extras(draft: Draft, reason: str) -> Draft:
+    """A draft without the extras of its engine, as a decision with the reason."""
+    environment, left_out = draft.data["environment"], extras(draft)
+    requires = [line for line in environment["requires"] if line not in left_out]
+    decision = f"{', '.join(left_out)} of {draft.template} is left out, because its wheels do not resolve with it: {reason}"
+    data = {**draft.data, "environment": {**environment, "requires": requires}}
+    return replace(draft, data=data, decisions=[*draft.decisions, decision])
 
 
 def _engine_head(engine: str, wheel: ListedFile, required: Mapping[str, Requirement]) -> str:

@@ -332,30 +332,45 @@ class RecipeMaker:
                     f"overrides of {names}: remove those without which `sm120kit recipe lock` resolves as well"
                 )
             return StagedRecipe(draft, self._engine_target(draft, flashinfer), ())
+        try:
+            return self._resolved(draft, flashinfer, overrides)
+        except ResolutionFailed as failure:
+            if not drafts.extras(draft):
+                raise
+            return self._resolved(drafts.without_extras(draft, _cause(failure)), flashinfer, overrides)
+
+    def _resolved(self, draft: Draft, flashinfer: FlashInferTarget, overrides: Sequence[str]) -> StagedRecipe:
+        """Lock a draft with the fewest ``overrides`` with which it can be resolved.
+
+        Raises:
+            ResolutionFailed: it cannot with any.
+        """
         failure: ResolutionFailed | None = None
-        for count in range(len(overrides) + 1):
-            for kept in itertools.combinations(overrides, count):
-                tried = replace(draft, data=drafts.without_overrides(draft, kept))
-                target = self._engine_target(tried, flashinfer)
-                if target.recipe.pin and target.source:
-                    require_fitting(draft.name, target.source.statuses)
-                try:
-                    lock = lockfile.create(target)
-                except ResolutionFailed as error:
-                    failure = failure or error
-                    continue
-                dropped = [name for name in overrides if name not in kept]
-                tried.notes.extend(f"override of {name} is left out: it is not needed" for name in dropped)
-                tried.notes.extend(f"override of {name} stays: the wheels do not resolve without it" for name in kept)
-                versions = {wheel.name: wheel.version for wheel in lock.closures[0].wheels}
-                cuda = [f"{name} {versions[name]}" for name in versions if name.startswith("nvidia-cuda-runtime")]
-                tried.notes.append(", ".join([f"torch {versions.get('torch', 'is not required')}", *cuda]))
-                locked = self._engine_target(tried, flashinfer)
-                return StagedRecipe(tried, locked, locked.source.statuses if locked.source else ())
+        for kept in (kept for count in range(len(overrides) + 1) for kept in itertools.combinations(overrides, count)):
+            tried = replace(draft, data=drafts.without_overrides(draft, kept))
+            target = self._engine_target(tried, flashinfer)
+            if target.recipe.pin and target.source:
+                require_fitting(draft.name, target.source.statuses)
+            try:
+                lock = lockfile.create(target)
+            except ResolutionFailed as error:
+                failure = failure or error
+                continue
+            dropped = [name for name in overrides if name not in kept]
+            tried.notes.extend(f"override of {name} is left out: it is not needed" for name in dropped)
+            tried.notes.extend(f"override of {name} stays: the wheels do not resolve without it" for name in kept)
+            versions = {wheel.name: wheel.version for wheel in lock.closures[0].wheels}
+            cuda = [f"{name} {versions[name]}" for name in versions if name.startswith("nvidia-cuda-runtime")]
+            tried.notes.append(", ".join([f"torch {versions.get('torch', 'is not required')}", *cuda]))
+            locked = self._engine_target(tried, flashinfer)
+            return StagedRecipe(tried, locked, locked.source.statuses if locked.source else ())
         assert failure is not None
         if "new flashinfer@" in failure.hint or 'write flashinfer = "' in failure.hint:
             raise failure
-        raise ResolutionFailed(failure.message, "replace a version that does not exist with --override NAME==VERSION")
+        raise ResolutionFailed(
+            failure.message,
+            "choose versions that fit with --override NAME==VERSION, or write the recipe with --draft and edit its environment",
+        )
 
     def _flashinfer_target(self, draft: Draft) -> FlashInferTarget:
         """Write a draft to the temporary directory; returns its target there."""
@@ -465,6 +480,12 @@ def _find_cutlass(repository: Repository, checkout: Checkout, template: Template
 def _generators(repository: Repository, checkout: Checkout) -> set[str]:
     done = repository.git("grep", "-hoE", r"^def gen_\w*sm12\w*", checkout.commit, "--", "flashinfer/jit", check=False)
     return {line.removeprefix("def ") for line in done.stdout.split("\n") if line}
+
+
+def _cause(failure: ResolutionFailed) -> str:
+    """The first sentence of the resolver on why wheels do not resolve."""
+    reasons = (line.partition("cause:")[2] for line in failure.message.splitlines() if "cause:" in line)
+    return next(reasons, failure.message.partition("\n")[0]).strip()
 
 
 def _last_line(message: str) -> str:

@@ -224,12 +224,28 @@ def test_version_that_does_not_exist_is_overridden_on_request(index: Index) -> N
     index.vllm("9.1", "flashinfer-python==1.0", "absent==2")
     make_wheel(index.mirror, "absent", "1.0")
     index.run("recipe", "lock", "flashinfer-1.0")
-    assert "--override NAME==VERSION" in index.run("recipe", "new", "vllm@9.1", code=22).stderr
+    refused = index.run("recipe", "new", "vllm@9.1", code=22).stderr
+    assert "--override NAME==VERSION" in refused and "--draft" in refused
     assert "is not NAME==VERSION" in index.run("recipe", "new", "vllm@9.1", "--override", "absent=1", code=2).stderr
     index.run("recipe", "new", "vllm@9.1", "--override", "absent==1.0", "--override", "helper==1.0")
     overrides = index.recipe("vllm-9.1")["environment"]["overrides"]  # type: ignore[index]
     assert list(overrides) == ["absent"], "helper is not required"
     assert "vLLM 9.1 requires ==2;" in overrides["absent"]["reason"]
+
+
+def test_extra_that_conflicts_is_left_out_as_a_decision(index: Index) -> None:
+    """vLLM 0.30.0 and its extra b12x require two versions of a library."""
+    recipe = index.recipes / "vllm-9.0.toml"
+    recipe.write_text(recipe.read_text().replace('["vllm==9.0"]', '["vllm==9.0", "vllm[fast]==9.0"]'))
+    index.run("recipe", "lock", "flashinfer-1.0")
+    for version, fast in (("9.1", "==2.0"), ("9.2", "==1.0")):
+        make_wheel(index.mirror, "library", fast.removeprefix("=="))
+        index.vllm(version, "flashinfer-python==1.0", "library==1.0", f'library{fast}; extra == "fast"')
+    decided = index.run("recipe", "new", "vllm@9.1").stdout
+    assert index.recipe("vllm-9.1")["environment"]["requires"] == ["vllm==9.1"]  # type: ignore[index]
+    assert "vllm[fast]==9.1 of vllm-9.0 is left out" in decided and "library==2.0" in decided
+    assert "is left out, because" not in index.run("recipe", "new", "vllm@9.2", "--like", "vllm-9.0").stdout
+    assert index.recipe("vllm-9.2")["environment"]["requires"] == ["vllm==9.2", "vllm[fast]==9.2"]  # type: ignore[index]
 
 
 def test_patch_that_does_not_fit_stops_and_a_draft_is_written_on_request(index: Index) -> None:
