@@ -13,10 +13,17 @@ import pytest
 
 from sm120kit import recipes
 from sm120kit.core.errors import CheckFailed, NotFound, RequirementMissing
+from sm120kit.core.record_files import read_record
 from sm120kit.core.records import Arch, LeftOut, Toolchain
+from sm120kit.core.workspace import Workspace
+from sm120kit.kernels import tile_records
 from sm120kit.kernels.kernel_records import Tile, TileFacts
 from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes import lockfile
 from sm120kit.recipes.schema import UndefinedSymbols
+from sm120kit.recipes.target import FlashInferTarget
+from sm120kit.sources import Origin
+from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Checkout
 from sm120kit.wheels import image_wheels, plan
 from sm120kit.wheels.build_records import BuildPlan, BuildRequest, Generated, Stage
@@ -49,7 +56,7 @@ def make_plan(
     tools: Toolchain = TOOLS,
     dense: Generated = DENSE,
     measured_cost: plan.MeasuredCost = lambda unit: None,
-    tiles: Sequence[TileFacts] = (),
+    tiles: Sequence[LeftOut] = (),
     recipe: recipes.FlashInferRecipe = RECIPE,
 ) -> BuildPlan:
     selection = plan.Selection(recipe, (Arch.SM_120F,), "quick")
@@ -153,15 +160,46 @@ def fact(k: int, *, generated: bool, smem_bytes: int = 0, why_not: str = "") -> 
 def test_tiles_that_do_not_fit_are_left_out_with_a_reason() -> None:
     tiles = [fact(128, generated=True, smem_bytes=101_376), fact(64, generated=False, smem_bytes=102_400)]
     tiles.append(fact(32, generated=False, why_not="no such layout"))
-    reasons = {entry.what: entry.reason for entry in make_plan(tiles=tiles).left_out}
-    assert reasons["tile grouped nvfp4 256x128x64 finalize"] == "needs 102,400 B of shared memory; SM120 has 101,376 B"
-    assert reasons["tile grouped nvfp4 256x128x32 finalize"] == "no such layout"
-    assert "tile grouped nvfp4 256x128x128 finalize" not in reasons
+    left_out = tile_records.left_out("r", tiles)
+    assert {entry.what: entry.reason for entry in left_out} == {
+        "tile grouped nvfp4 256x128x64 finalize": "needs 102,400 B of shared memory; SM120 has 101,376 B",
+        "tile grouped nvfp4 256x128x32 finalize": "no such layout",
+    }
+    assert {*left_out} <= {*make_plan(tiles=left_out).left_out}
+    assert make_plan(tiles=left_out).digest != make_plan().digest
 
 
-def test_generated_tile_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(CheckFailed, match="256x128x128 finalize: needs 102,400 B"):
-        make_plan(tiles=[fact(128, generated=True, smem_bytes=102_400)])
+def test_generated_tile_that_does_not_fit_is_refused_once() -> None:
+    broken = fact(128, generated=True, smem_bytes=102_400)
+    with pytest.raises(CheckFailed, match="256x128x128 finalize: needs 102,400 B") as refused:
+        tile_records.left_out("r", [broken, replace(broken, tile=replace(broken.tile, swap=True))])
+    assert refused.value.message.count("256x128x128") == 1
+
+
+RECORDED = [
+    name for name in recipes.names(recipes.FlashInferRecipe) if recipes.path_of(name).with_suffix(".tiles.json").is_file()
+]
+
+
+def test_plan_of_the_default_engine_compiles_no_tile() -> None:
+    assert recipes.load_engine("vllm").flashinfer in RECORDED
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_tiles_are_of_the_locked_source(name: str) -> None:
+    lock = lockfile.read(recipes.lock_path(recipes.path_of(name)))
+    (patched_tree,) = {source.patched_tree for source in lock.sources if source.project == "flashinfer"}
+    record = read_record(tile_records.TileRecord, recipes.path_of(name).with_suffix(".tiles.json"))
+    assert record.tree == patched_tree, f"compile them again: sm120kit tiles {name} --write"
+    assert record.left_out
+
+
+def test_record_is_of_one_source_only(tmp_path: Path) -> None:
+    target = FlashInferTarget(RECIPE, tmp_path / "r.toml", Options(Workspace(tmp_path), Origin(offline=True)), {}, local=TREE)
+    assert tile_records.recorded(target) is None
+    tile_records.write(target, [fact(64, generated=False, smem_bytes=102_400)])
+    assert [entry.what for entry in tile_records.recorded(target) or ()] == ["tile grouped nvfp4 256x128x64 finalize"]
+    assert tile_records.recorded(replace(target, local=replace(TREE, tree="e" * 40))) is None
 
 
 def test_arguments_of_a_generator_are_part_of_its_call_and_of_the_lock() -> None:

@@ -39,6 +39,9 @@ def tiles_(
             help="Run each mainloop on the CPU and check its numbers: half a minute a shape.",
         ),
     ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Only record beside a FlashInfer recipe which tiles cannot be launched, for plans.")
+    ] = False,
     *,
     sources: Sources,
     as_json: Annotated[bool, typer.Option("--json", help="Print full records as JSON.")] = False,
@@ -54,13 +57,18 @@ def tiles_(
     With a recipe with a table of kernels of b12x, the tiles are those of these kernels. CuTe DSL compiles them in a temporary
     environment, which takes 8 GB of disk; they are not emulated.
     """
-    from sm120kit.kernels import tables
+    from sm120kit.kernels import tables, tile_records
     from sm120kit.kernels.tiles import compare_tiles
     from sm120kit.recipes.target import resolve
 
     if emulate and _tile_numbers() is None:
         raise plugins.required("--emulate")
     target = resolve(engine, sources.run_options())
+    if write and (target.engine or not patched):
+        raise typer.BadParameter("the record is of a patched FlashInfer: name its recipe, without --unpatched")
+    if write:
+        console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target, patched=True))}")
+        return
     if target.engine and target.recipe.b12x:
         from sm120kit.images import b12x
 

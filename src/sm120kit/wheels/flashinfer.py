@@ -20,6 +20,7 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.toolchain import host_compiler
 from sm120kit.core.workspace import Workspace
+from sm120kit.kernels import tile_records
 from sm120kit.kernels.tables import tile_table
 from sm120kit.kernels.tiles.listing import generates_tiles
 from sm120kit.patches.patch_records import PatchedTree
@@ -81,6 +82,8 @@ def build(
         if artifacts := shared(plan, directory, remote):  # or by a process that this one waited for
             return replace(planned, artifacts=artifacts, directory=directory)
         _generate_files(selection, tree, prepared.tools, workspace)
+        if prepared.has_unknown_tiles:
+            _require_launchable(target, prepared.tools[0])
         _compile(plan, prepared.generated, work, target.options, watch)
         ffi = prepared.tools[1]
         if stage is Stage.COMPILE:
@@ -172,12 +175,13 @@ def unit_ptx(
 
 @dataclass(frozen=True)
 class _PreparedBuild:
-    """What a build compiles, and with which compilers."""
+    """What a build compiles, and with which compilers; ``has_unknown_tiles``: no record has the tiles of its source."""
 
     selection: plans.Selection
     tools: tuple[Toolchain, TvmFfi]
     generated: tuple[Generated, ...]
     plan: BuildPlan
+    has_unknown_tiles: bool
 
 
 def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
@@ -192,9 +196,18 @@ def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
     generated = _generate(selection, tree, (tools, ffi), workspace).modules
     environment = plans.BuildEnvironment(tools, {FFI: ffi.version}, costs.of)
     tiled = any(generates_tiles(recipe.modules[module.name].generator) for module in generated)
-    tiles = tile_table(recipe, tree, tools, workspace) if tiled else ()
-    plan = plans.plan_flashinfer(selection, tree, generated, environment, tiles)
-    return _PreparedBuild(selection, (tools, ffi), generated, plan)
+    recorded = tile_records.recorded(target) if tiled else ()
+    plan = plans.plan_flashinfer(selection, tree, generated, environment, recorded or ())
+    return _PreparedBuild(selection, (tools, ffi), generated, plan, recorded is None)
+
+
+def _require_launchable(target: FlashInferTarget, tools: Toolchain) -> None:
+    """Require that SM12x can launch every tile that the source generates.
+
+    Raises:
+        CheckFailed: it cannot.
+    """
+    tile_records.left_out(target.recipe.name, tile_table(target.recipe, target.tree, tools, target.options.workspace))
 
 
 def _build_without_kernels(target: FlashInferTarget, request: BuildRequest) -> WheelBuild:

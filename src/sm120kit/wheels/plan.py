@@ -9,9 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import BadInput, CheckFailed, NotFound
+from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.records import Arch, LeftOut, Toolchain
-from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, TileFacts
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, FlashInferRecipe, ModuleTable, TargetTable, group
 from sm120kit.sources.source_records import LockedWheel
@@ -94,15 +93,12 @@ def plan_flashinfer(
     tree: PatchedTree,
     generated: Sequence[Generated],
     environment: BuildEnvironment,
-    tiles: Sequence[TileFacts],
+    tiles: Sequence[LeftOut],
 ) -> BuildPlan:
     """Plan a FlashInfer wheel. The digest covers every input; costs and directories are none.
 
-    ``generated`` is the output of the generators for :func:`generator_requests`; ``tiles`` are the facts of the tree's tiles,
-    none if no module consists of them.
-
-    Raises:
-        CheckFailed: the tree generates a tile that SM12x cannot launch.
+    ``generated`` is the output of the generators for :func:`generator_requests`; ``tiles`` are the recorded tiles that SM12x
+    cannot launch, none if no module consists of tiles.
     """
     recipe, table = selection.recipe, group(selection.recipe, selection.group)
     group_name = selection.group or recipe.default_group
@@ -120,7 +116,7 @@ def plan_flashinfer(
         left_out += _left_out(output, settings, packed)
     selected = {output.name for output in generated}
     left_out += [LeftOut(name, f"not in kernel group {group_name}") for name in recipe.modules if name not in selected]
-    left_out += _tiles_left_out(recipe, tiles)
+    left_out += tiles
     inputs = {
         "modules": [
             [module.name, module.packed, module.expect_kernels, output.ninja, *_regrouping(recipe.modules[module.name])]
@@ -300,29 +296,6 @@ def _with_digest(plan: BuildPlan, inputs: Mapping[str, object]) -> BuildPlan:
         compilers = [plan.toolchain.nvcc_version, plan.toolchain.host_version]
         common |= {"archs": sorted(plan.archs), "tree": plan.tree, "toolchain": compilers}
     return replace(plan, archs=tuple(sorted(plan.archs)), digest=digest_of({**common, **inputs}))
-
-
-def _tiles_left_out(recipe: FlashInferRecipe, tiles: Sequence[TileFacts]) -> list[LeftOut]:
-    """Tiles of interest that are not generated and could not run, with one entry for all outputs and swaps of a tile."""
-    broken = [fact for fact in tiles if fact.generated and not fact.fits]
-    if broken:
-        listed = "\n".join(f"  {_tile_name(fact)}: {_why_not(fact)}" for fact in broken)
-        raise CheckFailed(
-            f"{recipe.name} generates tiles that SM12x cannot launch\n{listed}",
-            "a patch has to make them fit or leave them out; sm120kit tiles shows all",
-        )
-    absent = {(f"tile {_tile_name(fact)}", _why_not(fact)) for fact in tiles if not fact.fits}
-    return [LeftOut(what, why) for what, why in sorted(absent)]
-
-
-def _tile_name(fact: TileFacts) -> str:
-    return f"{fact.tile.family} {fact.tile.dtype} {fact.tile.shape} {fact.tile.epilogue}"
-
-
-def _why_not(fact: TileFacts) -> str:
-    if not fact.compiles:
-        return fact.why_not
-    return f"needs {fact.smem_bytes:,} B of shared memory; SM120 has {SMEM_CAPACITY_BYTES:,} B"
 
 
 def _unit(module: str, source: str, output: str, settings: ModuleTable | TargetTable, measured_cost: MeasuredCost) -> Unit:

@@ -19,7 +19,7 @@ from sm120kit.core import process, toolchain
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
-from sm120kit.kernels import tables
+from sm120kit.kernels import tables, tile_records
 from sm120kit.kernels.kernel_records import NumericStatus, TileFacts
 from sm120kit.kernels.tiles import compare_tiles, introspect, listing
 from sm120kit.recipes.target import resolve, resolve_flashinfer
@@ -318,3 +318,10 @@ def test_tiles_of_vllm_are_those_of_its_own_sources(tmp_path: Path, recipe: str,
     } == {tile for tile in VLLM_TILES if tile[2] not in without}
     outputs = {tile.output for tile in tiles if tile.family == "dense"}
     assert outputs == {"bf16", "f16"} and {tile.output for tile in tiles if tile.family == "grouped"} == {"bf16"}
+
+
+def test_recorded_tiles_are_those_that_the_compiler_finds() -> None:
+    """All tiles of the FlashInfer that vLLM is built with by default: some minutes."""
+    target = resolve("vllm", Options(Workspace.open(None))).flashinfer
+    facts = tables.tiles(target, patched=True)
+    assert tile_records.recorded(target) == tile_records.left_out(target.recipe.name, facts)
