@@ -86,7 +86,7 @@ def check(
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Check that the series are well-formed, proved and apply.
+    """Check that the series are well-formed and apply.
 
     Each patch of a recipe that a bare engine name builds must have a proof on that recipe, or a test if it has no probe. The
     series are applied only if RECIPE is given. Exit code 1 if a check fails.
