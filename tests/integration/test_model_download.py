@@ -18,7 +18,7 @@ import synthetic_hosts
 from huggingface_hub import constants
 from huggingface_hub.utils import WeakFileLock
 from model_folders import HYBRID, MTP, NVFP4, Shapes, folder, shard
-from model_hub import COMMIT, ModelHub, model_hub
+from model_hub import COMMIT, ModelHub, huge_shard, model_hub
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
@@ -208,13 +208,6 @@ def test_damaged_model_is_refused_before_the_download(
     assert not {name for name in hub.sent if name.endswith(".safetensors")}
 
 
-class _Sparse(bytes):
-    """A shard that claims the size in its header, of which only the header exists."""
-
-    def __len__(self) -> int:
-        return super().__len__() + 2**41
-
-
 @pytest.mark.parametrize(
     ("shapes", "code", "message"),
     [
@@ -238,8 +231,7 @@ def test_model_that_cannot_be_served_is_refused_before_the_download(
     other = folder(tmp_path / "other", HYBRID, *(part for part in shapes if part))
     hub.files = {path.name: path.read_bytes() for path in other.iterdir()}
     if {} in shapes:
-        header = b'{"huge": {"dtype": "U8", "shape": [2199023255552], "data_offsets": [0, 2199023255552]}}'
-        hub.files[LAST] = _Sparse(len(header).to_bytes(8, "little") + header)
+        hub.files[LAST] = huge_shard(2**41, "huge")
         index = json.loads(hub.files[checkpoint.INDEX])
         index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file != LAST} | {"huge": LAST}
         index["weight_map"]["mtp.fc.weight"] = "model-00001-of-00002.safetensors"

@@ -15,8 +15,25 @@ from urllib.parse import unquote, urlsplit
 COMMIT = "c0ffee" + "0" * 34
 
 
+class _SparseFile(bytes):
+    """A file that has ``size`` bytes, of which only the first exist."""
+
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def huge_shard(size: int, tensor: str = "model.weight") -> bytes:
+    """A safetensors file with one tensor of ``size`` bytes, of which only the header exists."""
+    header = json.dumps({tensor: {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    file = _SparseFile(len(header).to_bytes(8, "little") + header)
+    file.size = 8 + len(header) + size
+    return file
+
+
 class ModelHub(http.server.ThreadingHTTPServer):
-    """A Hub with one repository at ``COMMIT``, branch main, whose files are those of a folder.
+    """A Hub with repositories at ``COMMIT``, branch main, whose files are those of folders; ``files`` are the first one's.
 
     With ``token``, requests without it are refused. ``sent`` counts the downloads of each file, ``parts`` the requests for a
     range of it; if ``whole`` is set, these are answered with the whole file. While ``slow`` is set, downloads of that file stop
@@ -27,13 +44,38 @@ class ModelHub(http.server.ThreadingHTTPServer):
 
     def __init__(self, repository: str, folder: Path, token: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Requests)
-        self.repository, self.token, self.gone = repository, token, False
+        self.token, self.gone = token, False
         self.slow = self.slow_parts = ""
-        self.files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self._name = repository
+        self.publish(repository, folder)
         self.sent: dict[str, int] = {}
         self.parts: dict[str, int] = {}
         self.whole = False
         self.halfway = threading.Event()
+
+    @property
+    def repository(self) -> str:
+        """The name of the first repository."""
+        return self._name
+
+    @repository.setter
+    def repository(self, name: str) -> None:
+        self.repositories[name] = self.repositories.pop(self._name)
+        self._name = name
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files of the first repository."""
+        return self.repositories[self._name]
+
+    @files.setter
+    def files(self, files: dict[str, bytes]) -> None:
+        self.repositories[self._name] = files
+
+    def publish(self, repository: str, folder: Path) -> None:
+        """Add a repository with the files of a folder."""
+        self.repositories[repository] = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing: clients are killed."""
@@ -64,14 +106,18 @@ class _Requests(http.server.BaseHTTPRequestHandler):
             )
             return
         path = unquote(urlsplit(self.path).path).lstrip("/")
-        if path == f"api/models/{hub.repository}":
+        named = "/".join(path.removeprefix("api/models/").split("/")[:2])
+        self.repository, self.files = named, hub.repositories.get(named, {})
+        if path == f"api/models/{named}" and named in hub.repositories:
             self._info("")
             return
         for prefix, answer in (
-            (f"api/models/{hub.repository}/revision/", self._info),
-            (f"api/models/{hub.repository}/tree/", self._tree),
-            (f"{hub.repository}/resolve/", self._file),
+            (f"api/models/{named}/revision/", self._info),
+            (f"api/models/{named}/tree/", self._tree),
+            (f"{named}/resolve/", self._file),
         ):
+            if named not in hub.repositories:
+                break
             if path.startswith(prefix):
                 revision, _, name = path.removeprefix(prefix).partition("/")
                 if revision not in ("main", COMMIT):
@@ -82,21 +128,20 @@ class _Requests(http.server.BaseHTTPRequestHandler):
         self._json(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
 
     def _info(self, name: str) -> None:
-        files = [{"rfilename": file, "size": len(content)} for file, content in self.server.files.items()]
-        self._json(200, {"id": self.server.repository, "sha": COMMIT, "siblings": files})
+        files = [{"rfilename": file, "size": len(content)} for file, content in self.files.items()]
+        self._json(200, {"id": self.repository, "sha": COMMIT, "siblings": files})
 
     def _tree(self, name: str) -> None:
         if name:  # the repository has no folders
             self._no_entry()
             return
         entries = [
-            {"type": "file", "path": file, "size": len(content), "oid": _oid(content)}
-            for file, content in self.server.files.items()
+            {"type": "file", "path": file, "size": len(content), "oid": _oid(content)} for file, content in self.files.items()
         ]
         self._json(200, entries)
 
     def _file(self, name: str) -> None:
-        content, part = self.server.files.get(name), self.headers["Range"]
+        content, part = self.files.get(name), self.headers["Range"]
         if content is None:
             self._no_entry()
             return

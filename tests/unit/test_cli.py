@@ -98,6 +98,7 @@ WITHOUT_JSON = {
     "patch edit": "writes a directory",
     "recipe check": "exit code",
     "config check": "exit code",
+    "config new": "writes a file",
     "serve": "prints a request for curl; `ps --json` lists the server",
     "stop": "prints no result",
     "verify run": "prints what the program prints; --receipt writes the record",

@@ -146,6 +146,7 @@ def options_of(path: list[str]) -> set[str] | None:
 def test_commands_exist(page: Path) -> None:
     for line in commands(page):
         words = shlex.split(line)[1:]
+        words = words[: words.index("--")] if "--" in words else words
         known = options_of([word for word in words if not word.startswith("-")])
         assert known is not None, f"{page.name}: there is no command {line}"
         used = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}

@@ -9,11 +9,12 @@ COMMANDS = Branch(
     {
         "build": Leaf("build:build", "Build a patched FlashInfer wheel, or an image of vLLM or SGLang with it"),
         "config": Branch(
-            "List, show and check configurations",
+            "List, show, check and make configurations",
             {
                 "list": Leaf("config:list_", "List the configurations"),
                 "show": Leaf("config:show", "Show a configuration and its published figures"),
                 "check": Leaf("config:check", "Validate configurations"),
+                "new": Leaf("config_new:new", "Write a configuration for a model, or from how a server is started elsewhere"),
             },
         ),
         "doctor": Leaf("doctor:doctor", "Diagnose why an SM12x host hangs, is slow or gives wrong results"),
@@ -27,7 +28,8 @@ COMMANDS = Branch(
         "publish": Leaf("image:publish", "Push a verified image and list it in the index"),
         "pull": Leaf("image:pull", "Pull a verified image by its digest in the index"),
         "reproduce": Leaf("reproduce:reproduce_", "Compare a configuration's published figures with this machine"),
-        "serve": Leaf("serve:serve_", "Serve a model as a configuration describes"),
+        "plan": Leaf("server_plan:plan", "Print what a model needs and how it would be served"),
+        "serve": Leaf("serve:serve_", "Serve a configuration, a repository of the Hugging Face Hub, or a folder"),
         "stop": Leaf("servers:stop", "Stop a server and remove its container"),
         "tune": Leaf("tune:tune", "Find the fastest all-reduce that works between the GPUs of a configuration"),
         "tiles": Leaf("tiles:tiles_", "List the CTA tiles of an engine and whether SM120 can launch them"),
@@ -96,7 +98,7 @@ COMMANDS = Branch(
         ),
     },
     sections={
-        "Serve": ("serve", "ps", "logs", "metrics", "stop"),
+        "Serve": ("plan", "serve", "ps", "logs", "metrics", "stop"),
         "Check": ("doctor", "explain", "verify", "bench", "reproduce", "tune", "kld"),
         "Build": ("build", "image", "publish", "pull", "cache"),
         "Develop": ("init", "recipe", "config", "patch", "tiles", "inspect"),

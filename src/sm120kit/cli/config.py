@@ -59,7 +59,8 @@ def show(name: ConfigName, json: Json = False) -> None:
         ("container", _container(config.container)),
     ]
     if bounds := reproduce.single_request(config):
-        rows.append(("roofline", "{:.0f} tok/s at concurrency 1 and depth 0, ceiling {:.0f}".format(*bounds) + _drafts(config)))
+        text = f"{bounds.roofline:.0f} tok/s at concurrency 1 and depth 0, ceiling {bounds.ceiling:.0f}"
+        rows.append(("roofline", text + _drafts(config)))
     planned = fit.planned(config)
     rows.append(("memory", "; ".join(planned.lines()[1:]) if planned else "unknown: sizes are not recorded"))
     if config.host:

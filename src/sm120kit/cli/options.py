@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -196,9 +197,51 @@ Trust = Annotated[
 ]
 
 
+def _after_dashes(words: list[str] | None) -> list[str] | None:
+    if words and not words[0].startswith("-"):
+        raise typer.BadParameter(f"{words[0]!r} is no option: options of the engine follow --")
+    return words
+
+
 ConfigName = Annotated[
     str, typer.Argument(metavar="CONFIG", autocompletion=configuration_names, help="A configuration, by name or file.")
 ]
+ServeTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        autocompletion=configuration_names,
+        help="A configuration, by name or file; a repository of the Hugging Face Hub, such as openai/gpt-oss-20b; or a folder.",
+    ),
+]
+ServerArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGUMENT", callback=_after_dashes, help="After --: options of the engine, which override others."),
+]
+PlannedGpu = Annotated[
+    str,
+    typer.Option(
+        "--gpu",
+        metavar="KIND",
+        help="Plan a repository or folder for rtx-pro-6000, rtx-5090 or dgx-spark, which need not exist.",
+    ),
+]
+ServingEngine = Annotated[
+    str, typer.Option("--engine", metavar="ENGINE", help="The engine or recipe; default: the newest with the model's class.")
+]
+
+
+def gpu_count(text: str) -> int | None:
+    """The number of planned GPUs.
+
+    Raises:
+        typer.BadParameter: it is no number from 1 to 64.
+    """
+    if text and not (re.fullmatch("[0-9]{1,2}", text) and 1 <= int(text) <= 64):
+        raise typer.BadParameter(f"{text!r} is not a number of GPUs from 1 to 64", param_hint="--gpus")
+    return int(text) if text else None
+
+
 EngineName = Annotated[
     str,
     typer.Argument(

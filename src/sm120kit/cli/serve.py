@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import ApiKey, ConfigName, ImageIndex, LocalPatches, Offline, Overwrite, State, key_of
+from sm120kit.cli.options import (
+    ApiKey,
+    ImageIndex,
+    LocalPatches,
+    Offline,
+    Overwrite,
+    PlannedGpu,
+    ServerArguments,
+    ServeTarget,
+    ServingEngine,
+    State,
+    gpu_count,
+    key_of,
+)
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -23,6 +36,7 @@ if TYPE_CHECKING:
     from sm120kit.serving.checkpoint import Checkpoint
     from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
     from sm120kit.serving.resolve import ServerLocation
+    from sm120kit.serving.served_model import ModelToServe
 
 HOST = Path("/")
 
@@ -86,7 +100,9 @@ class ServerOptions:
     gpus: Annotated[
         str,
         typer.Option(
-            "--gpus", metavar="NUMBERS", help="The GPUs, as nvidia-smi numbers them, such as 2,3; default: the first free ones."
+            "--gpus",
+            metavar="NUMBERS",
+            help="The GPUs, as nvidia-smi numbers them, such as 2,3; default: the first free ones. With --gpu: how many.",
         ),
     ] = ""
     allreduce: Annotated[
@@ -97,6 +113,8 @@ class ServerOptions:
             help="All-reduce between the GPUs: auto, nccl or pcie-ipc; auto is what `sm120kit tune` found, else the engine's.",
         ),
     ] = "auto"
+    gpu: PlannedGpu = ""
+    engine: ServingEngine = ""
     wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     patch: LocalPatches = None
@@ -111,12 +129,21 @@ class ServerOptions:
         from sm120kit.serving.resolve import ServerLocation
 
         _address(self.listen, "--listen")
+        key = key_of(self.api_key)
+        if self.gpu:
+            return ServerLocation(self.port, self.listen, key, allreduce=self.allreduce, elsewhere=True)
         words = [word.strip() for word in self.gpus.split(",")] if self.gpus else []
         if not all(re.fullmatch("[0-9]{1,4}", word) for word in words) or len({*map(int, words)}) < len(words):
             raise typer.BadParameter(f"{self.gpus!r} is not a list of different numbers, such as 2,3", param_hint="--gpus")
-        return ServerLocation(
-            self.port, self.listen, key_of(self.api_key), gpus=tuple(sorted(map(int, words))), allreduce=self.allreduce
-        )
+        return ServerLocation(self.port, self.listen, key, gpus=tuple(sorted(map(int, words))), allreduce=self.allreduce)
+
+    def count(self) -> int | None:
+        """The number of GPUs that are named, or with --gpu planned for; None if it is left open.
+
+        Raises:
+            typer.BadParameter: it is none.
+        """
+        return gpu_count(self.gpus) if self.gpu else len(self.location().gpus) or None
 
 
 @dataclass(frozen=True)
@@ -136,24 +163,32 @@ class ModelSource:
     offline: Offline = False
 
     def folder(
-        self, configuration: Configuration, check: Callable[[Checkpoint], None], *, planned: bool
+        self, served: ModelToServe, check: Callable[[Checkpoint], None], *, planned: bool
     ) -> tuple[Path, Checkpoint | None]:
         """The model's folder, downloaded unless the launch is only planned; then what the Hub has on the model.
 
-        ``check`` is called with this before the download.
+        ``check`` is called with this before the download. Without the Hub, the sizes in recipes do for a plan.
 
         Raises:
             Sm120kitError: see :func:`sm120kit.serving.model_download.plan` and :func:`sm120kit.serving.model_download.preview`.
         """
         from sm120kit.serving import model_download
+        from sm120kit.serving.served_model import with_sizes
 
-        if self.model:
-            return self.model, None
-        needed = model_download.plan(configuration, self.revision, offline=self.offline)
+        if folder := self.model or served.folder:
+            return folder, None
+        found = with_sizes(served, self.revision, offline=self.offline, planned=planned)
+        if found.unreached:
+            console.info(f"model    {found.configuration.model.repository} by its sizes in recipes/: {found.unreached}")
+            assert found.facts is not None
+            check(found.facts)
+            return model_download.cache_folder(found.configuration.model.repository, found.revision), found.facts
+        needed = found.download
+        assert needed is not None
         console.info(f"model    {needed.repository} at {needed.commit}; {needed.missing_bytes / 1e9:.1f} GB to download")
         if not needed.missing_bytes:
             return model_download.fetch(needed), None
-        facts = model_download.preview(needed)
+        facts = found.facts or model_download.preview(needed)
         check(facts)
         if planned:
             return model_download.cache_folder(needed.repository, needed.commit), facts
@@ -339,7 +374,8 @@ def _node_address(text: str) -> str:
 
 
 def serve_(
-    config: ConfigName,
+    config: ServeTarget,
+    arguments: ServerArguments = None,
     *,
     model: ModelSource,
     server: ServerOptions,
@@ -347,7 +383,10 @@ def serve_(
     planned: PlannedOutput,
     spanned: SpannedNodes,
 ) -> None:
-    """Serve a model as a configuration describes.
+    """Serve a configuration, a repository of the Hugging Face Hub, or a folder.
+
+    A repository or folder is served as the configuration for it and these GPUs describes, or as its config.json and headers
+    suggest: `sm120kit plan` prints how. Options of the engine after -- override the configuration's.
 
     With --patch, first builds the image with these diffs. Downloads the model if it is not on this host, checks image,
     checkpoint and memory, starts the server, and prints a request for curl when it has answered one. The server runs until
@@ -357,10 +396,10 @@ def serve_(
     from sm120kit.cli.build import build_patched
     from sm120kit.core import reporting
     from sm120kit.core.workspace import Workspace
-    from sm120kit.recipes import arguments, configurations
     from sm120kit.serving import launch
     from sm120kit.serving.nodes import differences, preparation
     from sm120kit.serving.resolve import on_node, resolve
+    from sm120kit.serving.served_model import ServeRequest, served_model
     from sm120kit.sources import Origin
     from sm120kit.sources.run_options import Options
 
@@ -368,13 +407,20 @@ def serve_(
     roots = planned.roots(len(nodes))
     location = server.location()
     workspace = Workspace.open(server.state)
-    configuration = configurations.load(config, arguments.problems)
+    if server.gpu and not planned:
+        raise typer.BadParameter("it plans for another machine: add --print, --compose or --kubernetes", param_hint="--gpu")
+    if model.model and model.revision:
+        raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
+    words = tuple(arguments or ())
+    request = ServeRequest(config, server.engine, server.gpu, server.count(), words, model.revision, model.offline)
+    served = served_model(request, roots[0], planned=bool(planned))
+    configuration = served.configuration
+    if served.derived:
+        show_derived(served)
     source = images.source()
     if model.model:
-        if model.revision:
-            raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
         launch.require_model(configuration, model.model)
-    location = replace(location, node=nodes[0])
+    location = replace(location, node=nodes[0], elsewhere=bool(planned) and (served.elsewhere or location.elsewhere))
     image = server.image
     if server.patch:
         if image:
@@ -391,11 +437,11 @@ def serve_(
         for resolved in every:
             serving.check_fit(configuration, facts, resolved.gpus)
 
-    folder, facts = model.folder(configuration, check, planned=bool(planned))
+    folder, facts = model.folder(served, check, planned=bool(planned))
     launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)
-    named = str(Path(config).absolute()) if config.endswith(".toml") else config
+    named = str(Path(config).absolute()) if config.endswith(".toml") else "" if served.derived else configuration.name
     if first.assumed:
         console.info(f"this host does not have {configuration.hardware.gpu}: planned for one that does; there, run before:")
         for line in preparation(prepared.service, named):
@@ -426,6 +472,16 @@ def serve_(
             return
         run = launch.run(prepared, options)
     console.info(f"stopped after {run.seconds} s")
+
+
+def show_derived(served: ModelToServe) -> None:
+    """Show a configuration that no file has, and what a user may want to decide otherwise."""
+    import shlex
+
+    configuration = served.configuration
+    console.info(f"derived  {configuration.engine}: {shlex.join(configuration.arguments)}")
+    for note in served.notes:
+        console.info(f"         {note}")
 
 
 def _show_answer(endpoint: Endpoint, answer: Answer) -> None:
@@ -481,4 +537,5 @@ def _show_problems(prepared: PreparedLaunch, config: str, root: Path, host: str)
             console.info(f"doctor   {text}")
     if prepared.problems:
         recorded = ["--root", str(root)] if root != HOST else []
-        console.info(f"doctor   remedies{host}: {shlex.join(['sm120kit', 'doctor', config, *recorded])}")
+        command = ["sm120kit", "doctor", *[config] * bool(config), *recorded]
+        console.info(f"doctor   remedies{host}: {shlex.join(command)}")

@@ -63,6 +63,10 @@ class FetchFailed(Sm120kitError):
     kind = "fetch-failed"
 
 
+class HubUnreachable(FetchFailed):
+    """The Hugging Face Hub does not answer, or with an error of its own."""
+
+
 class OfflineMiss(FetchFailed):
     """``--offline`` was given and the source is not in the cache."""
 

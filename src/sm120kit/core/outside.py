@@ -30,6 +30,8 @@ MAX_FOUND_BYTES = 2**26
 """Limit for files found in a directory from outside; the index of a checkpoint with 100,000 tensors has 10 MB."""
 MAX_TOML_BYTES = 2**22
 """Limit for TOML; :mod:`tomllib` reads about 1 MB a second."""
+MAX_YAML_CHARACTERS, MAX_YAML_VALUES = 2**18, 100_000
+"""Limits for YAML, of which PyYAML reads about 200 kB a second, and whose aliases can repeat values."""
 MAX_DEPTH = 100
 """Limit for nested lists and objects."""
 MAX_KEY_PARTS = 16
@@ -147,6 +149,35 @@ def parse_json(content: str | bytes, *, lenient: bool = False) -> Any:
         return _shallow(json.loads(content, parse_int=integer, parse_float=real, parse_constant=real))
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse a YAML document.
+
+    Raises:
+        ValueError: it is not YAML, too large, nested too deeply, refers to itself, or has too many values with its aliases.
+    """
+    import yaml
+
+    if len(text) > MAX_YAML_CHARACTERS:
+        raise ValueError(f"it has more than {MAX_YAML_CHARACTERS:,} characters")
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is not None and _values(node, {}) > MAX_YAML_VALUES:
+            raise ValueError(f"it has more than {MAX_YAML_VALUES} values")
+        return _shallow(yaml.safe_load(text))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error).replace("\n", " ") if isinstance(error, yaml.YAMLError) else _TOO_DEEP) from None
+
+
+def _values(node: Any, known: dict[int, int]) -> int:
+    """The number of values of a node of YAML, those of an alias counted each time."""
+    if id(node) not in known:
+        known[id(node)] = MAX_YAML_VALUES + 1  # a node that contains itself
+        content = node.value if isinstance(node.value, list) else ()
+        parts = (part for each in content for part in (each if isinstance(each, tuple) else (each,)))
+        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+    return known[id(node)]
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -106,6 +106,11 @@ def register_url(url: str) -> None:
             register(value or name, unquote(value or name))
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret: ``HF_TOKEN``, ``*_API_KEY`` and the like."""
+    return bool(_NAMED.search(name))
+
+
 def register_header(name: str, value: str) -> None:
     """Register what a header of a request grants access with, such as the key in ``Authorization: Bearer KEY``."""
     if _NAMED.search(name) or name.lower().endswith("authorization"):

@@ -115,7 +115,8 @@ class Engine:
 
     ``programs`` start its server, as words of a command line, and ``images`` are parts of the names of images that do.
     ``model_parsers`` are tried in their order; ``tool_arguments`` are needed beside a tool parser. ``any_context`` is the
-    length of sequences with which it chooses the longest that fits, "" if it has none. ``quantizations`` are its names of
+    length of sequences with which it chooses the longest that fits, "" if it has none. ``memory_share`` leaves what it takes
+    beside weights and KV cache, and ``fp8_cache`` is a data type of the cache. ``quantizations`` are its names of
     methods that ``config.json`` names differently, ``other_gpus`` methods that have no code for SM12x.
 
     ``all_reduces`` are variables that select an all-reduce between GPUs other than its default, by the method's name.
@@ -157,6 +158,8 @@ class Engine:
     tool_arguments: tuple[str, ...] = ()
     any_context: str = ""
     all_reduces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    memory_share: float = 0.90
+    fp8_cache: str = "fp8"
 
     def parsers_of(self, model_type: str, name: str) -> ModelParsers:
         """The parsers for a model's answers; none for a model that is not in the table."""

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,7 +54,7 @@ class ParserRecord:
         """The names of an option, those that the parser's help does not show included."""
         return (*option.names, *engines.of_recipe(self.recipe).hidden_names(option.names))
 
-    @property
+    @cached_property
     def every_name(self) -> tuple[str, ...]:
         """The names of all options."""
         return tuple(name for option in self.options for name in self.names(option))
@@ -83,7 +83,7 @@ def _read(path: Path, changed: int) -> ParserRecord:
         return ParserRecord(
             record["recipe"], record["wheel"]["sha256"], tuple(map(_option, record["options"])), record["answers"], models
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a record of arguments: {error!r}", "restore it") from error
 
 
@@ -157,6 +157,34 @@ def options(recipe: str, argv: Sequence[str]) -> dict[str, str]:
     """The last value of each option of a command line, by its name in full; that of a flag is what follows it."""
     read = words(recipe, argv)
     return {name: value for name, value in pairwise([*read, ""]) if name.startswith("-")}
+
+
+def split(recipe: str, argv: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """A command line as options in full, each with its own words; "" for a positional argument, which is one word.
+
+    Values end where the recorded option takes no more of them; those of an option that is not recorded, before the next one.
+    """
+    record, rest = load(recipe), list(argv)
+    nargs = {name: option.nargs for option in record.options for name in record.names(option)} if record else {}
+    groups = []
+    while rest:
+        word, *rest = rest
+        option = words(recipe, (word,))[0] if _is_option(word) else ""
+        count = 0 if not option or "=" in word else _count(nargs.get(option, "*"), rest)
+        groups.append((option, [word, *rest[:count]]))
+        rest = rest[count:]
+    return groups
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not word.lstrip("-")[:1].isdigit() and word != "-"
+
+
+def _count(nargs: str | int | None, rest: Sequence[str]) -> int:
+    """How many of the following words are values of an option."""
+    free = next((number for number, word in enumerate(rest) if _is_option(word)), len(rest))
+    limit = nargs if isinstance(nargs, int) else {None: 1, "?": 1}.get(nargs, len(rest))
+    return min(limit, free)
 
 
 def _words(recipe: str, argv: Sequence[str]) -> Iterator[str]:

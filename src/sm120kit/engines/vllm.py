@@ -304,6 +304,7 @@ VLLM = Vllm(
         ("--load-format", "runai_streamer"): "runai-model-streamer",
         ("--load-format", "runai_streamer_sharded"): "runai-model-streamer",
         ("--load-format", "tensorizer"): "tensorizer",
+        ("--distributed-executor-backend", "ray"): "ray",
         ("--moe-backend", "b12x"): "b12x",
         ("--linear-backend", "b12x"): "b12x",
     },

@@ -124,7 +124,12 @@ def gpu(configuration: Configuration) -> dict[str, Any]:
 
 def model_path(configuration: Configuration) -> Path:
     """Path of the ``config.json`` of a configuration's checkpoint, with its source."""
-    return data_roots.find("checkpoints", f"{configuration.model.repository.replace('/', '--')}.json")
+    return recorded_config(configuration.model.repository)
+
+
+def recorded_config(repository: str) -> Path:
+    """Path of the ``config.json`` of a checkpoint, which may not be recorded."""
+    return data_roots.find("checkpoints", f"{repository.replace('/', '--')}.json")
 
 
 def last_node(configuration: Configuration) -> Node | None:

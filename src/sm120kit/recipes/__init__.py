@@ -51,6 +51,8 @@ __all__ = [
     "locate",
     "lock_path",
     "names",
+    "newest",
+    "newest_for",
     "parse_arch",
     "path_of",
     "read",
@@ -88,6 +90,19 @@ def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> li
 
     stems = [stem for stem in data_roots.entries(KIND) if stem.count("-")]
     return sorted((name for name in stems if kind is None or kind_of(_split_name(name)[0]) is kind), key=order)
+
+
+def newest(engine: str) -> tuple[str, ...]:
+    """The names of the recipes of an engine's newest version, which differ by the machines they are for."""
+    of_engine = [name for name in names() if _split_name(name)[0] == engine]
+    return tuple(name for name in of_engine if _split_name(name)[1] == _split_name(of_engine[-1])[1])
+
+
+def newest_for(engine: str, *, unified: bool) -> EngineRecipe | None:
+    """The recipe of an engine's newest version for machines whose GPUs have ``unified`` memory, or memory of their own."""
+    machine = "aarch64" if unified else "x86_64"
+    loaded = (load_engine(name) for name in newest(engine))
+    return next((recipe for recipe in loaded if recipe.environment.platforms[0].endswith(machine)), None)
 
 
 def _split_name(name: str) -> tuple[str, str, str]:

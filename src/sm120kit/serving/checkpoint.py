@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.outside import file_problem, parse_json, read_found
 from sm120kit.serving.kv_cache import KvCache
-from sm120kit.serving.kv_layout import LAYER_LIMIT, WIDTH_LIMIT, count, kv_cache, language_model
+from sm120kit.serving.kv_layout import HEAD_LIMIT, LAYER_LIMIT, WIDTH_LIMIT, count, kv_cache, language_model
 
 HEADER_LIMIT_BYTES = 100_000_000
 """The format's limit for a header."""
@@ -59,7 +59,8 @@ class Checkpoint:
     that are not quantised, ``mtp`` those of multi-token prediction; ``mtp_layers`` is the number of such layers by
     ``config.json``. ``outside`` are safetensors files that the index does not list and engines do not read. ``kv_cache`` is
     None if its size is unknown, for the reason ``why_no_kv``; ``kv_quantization`` is that of the KV cache, ""
-    if it has none.
+    if it has none. ``heads`` is the number of attention heads; with ``remote_code``, ``config.json`` names Python files of the
+    checkpoint (``auto_map``). Without ``tensors``, only ``config.json`` is known.
     """
 
     source: str
@@ -78,6 +79,9 @@ class Checkpoint:
     context: int | None
     kv_cache: KvCache | None
     why_no_kv: str = ""
+    model_type: str = ""
+    heads: int | None = None
+    remote_code: bool = False
 
 
 class ModelFiles(Protocol):
@@ -204,6 +208,9 @@ def _described(config: dict[str, Any], source: str, weight_bytes: int, modelopt:
         context=count(text, "max_position_embeddings", CONTEXT_LIMIT),
         kv_cache=cache,
         why_no_kv=why,
+        model_type=next((str(table["model_type"])[:NAME_LIMIT] for table in (config, text) if table.get("model_type")), ""),
+        heads=count(text, "num_attention_heads", HEAD_LIMIT),
+        remote_code=bool(config.get("auto_map")),
     )
 
 

@@ -135,7 +135,7 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
     """
     require_architecture(configuration, model)
     _require_mtp(configuration, model)
-    fit = _fit(configuration, model, tuple(gpus))
+    fit = estimate(configuration, model, tuple(gpus))
     if fit.memory_bytes is None:
         return fit
     lines = "\n".join(f"  {line}" for line in fit.lines())
@@ -160,8 +160,8 @@ def planned(configuration: Configuration) -> Fit | None:
         return None
     recorded = parse_json(path.read_bytes())
     model = described(recorded["config"], recorded["repository"], int(gigabytes * 1e9))
-    gpu = Device(0, hardware.gpu, int(hardware.memory_gb * 1e9))
-    return _fit(configuration, model, tuple(replace(gpu, number=number) for number in range(hardware.gpus_per_node)))
+    gpu = Device(0, hardware.gpu, int(hardware.memory_gb * 1e9) if hardware.memory_gb else None)
+    return estimate(configuration, model, tuple(replace(gpu, number=number) for number in range(hardware.gpus_per_node)))
 
 
 def require_architecture(configuration: Configuration, model: Checkpoint) -> None:
@@ -208,7 +208,7 @@ def _normalized(distribution: str) -> str:
 
 
 def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
-    if not configuration.model.needs_mtp or model.mtp:
+    if not configuration.model.needs_mtp or model.mtp or not model.tensors:
         return
     method = (
         f"{configuration.speculation.method}, {configuration.speculation.draft_tokens} draft tokens"
@@ -223,7 +223,8 @@ def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
     )
 
 
-def _fit(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ...]) -> Fit:
+def estimate(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ...]) -> Fit:
+    """Memory use of a configuration, whether it fits or not."""
     share, length = (configuration.option_for(meaning) for meaning in ("memory_share", "context"))
     sizes = [gpu.bytes for gpu in gpus if gpu.bytes is not None]
     memory = min(sizes) if len(sizes) == len(gpus) else None

@@ -20,17 +20,18 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from sm120kit.core import errors, process, reporting
 from sm120kit.core.disk import disk_errors, require_disk
-from sm120kit.core.errors import CommandFailed, FetchFailed, NotFound, OfflineMiss, Sm120kitError
+from sm120kit.core.errors import BadInput, CommandFailed, FetchFailed, HubUnreachable, NotFound, OfflineMiss, Sm120kitError
 from sm120kit.core.outside import MAX_FOUND_BYTES, parse_json, read_found
 from sm120kit.recipes.configurations import UNPINNED, Configuration
 from sm120kit.serving import checkpoint
-from sm120kit.serving.checkpoint import Checkpoint, Tensor
+from sm120kit.serving.checkpoint import Checkpoint, LocalFiles, ModelFiles, Tensor
 
 IGNORED = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.tflite", "original/*", "metal/*")
 """The same weights in other formats, which engines do not read beside safetensors files."""
@@ -58,23 +59,46 @@ class ModelDownload:
     offline: bool
     sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
 
+    @cached_property
+    def files(self) -> ModelFiles:
+        """Its files: of their headers, no more than these is downloaded, and once."""
+        return (
+            _HubFiles(self.repository, self.commit, self.sizes)
+            if self.sizes
+            else LocalFiles(cached(self.repository, self.commit))
+        )
+
 
 def plan(configuration: Configuration, revision: str, *, offline: bool) -> ModelDownload:
-    """Resolve the revision of a configuration's model, and determine what its download needs. Downloads nothing.
+    """What the download of a configuration's model needs. See :func:`plan_repository`.
 
-    ``revision`` replaces that of the configuration, which is the default branch if the configuration pins none. A pinned commit
-    that is complete in the download cache needs no network.
+    ``revision`` replaces that of the configuration, which is the default branch if the configuration pins none.
+    """
+    pinned = configuration.model.revision
+    wanted = revision or (DEFAULT_BRANCH if pinned == UNPINNED else pinned)
+    return plan_repository(configuration.model.repository, wanted, offline=offline)
+
+
+def plan_repository(repository: str, revision: str, *, offline: bool) -> ModelDownload:
+    """Resolve the revision of a model, and determine what its download needs. Downloads nothing.
+
+    A commit that is complete in the download cache needs no network.
 
     Raises:
+        BadInput: the Hub has no such names.
         NotFound: there is no such repository or revision.
         FetchFailed: the Hub refuses access to it.
         FetchFailed: the Hub cannot be reached.
         OfflineMiss: ``offline`` is set and the cache does not have all files.
     """
-    repository, pinned = configuration.model.repository, configuration.model.revision
-    revision = revision or (DEFAULT_BRANCH if pinned == UNPINNED else pinned)
     from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise BadInput(f"{repository[:200]!r} is no name of a repository", "write it as the Hub does: owner/name") from error
     offline = offline or constants.HF_HUB_OFFLINE
     if offline:
         return ModelDownload(repository, cached(repository, revision).name, 0, offline)
@@ -100,16 +124,17 @@ def preview(download: ModelDownload) -> Checkpoint:
         SystemRefused: the download cache cannot be written.
     """
     with reporting.working(f"reading the headers of {download.repository}"):
-        return checkpoint.read_files(_HubFiles(download.repository, download.commit, download.sizes))
+        return checkpoint.read_files(download.files)
 
 
 @dataclass(frozen=True)
 class _HubFiles:
-    """The files of a model on the Hub, at a commit, with their sizes."""
+    """The files of a model on the Hub, at a commit, with their sizes. Headers are kept once they are read."""
 
     repository: str
     commit: str
     sizes: Mapping[str, int]
+    known: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def source(self) -> str:
@@ -129,6 +154,12 @@ class _HubFiles:
             return read_found(Path(huggingface_hub.hf_hub_download(self.repository, name, revision=self.commit)))
 
     def headers(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, Tensor]]]:
+        wanted = tuple(names)
+        for name, header in self._requested(name for name in wanted if name not in self.known):
+            self.known[name] = header
+        return ((name, self.known[name]) for name in wanted)
+
+    def _requested(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, Tensor]]]:
         headers: dict[str, Future[dict[str, Tensor]]] = {name: Future() for name in names}
         waiting: SimpleQueue[str] = SimpleQueue()
         for name in headers:
@@ -388,7 +419,7 @@ def _hub_errors(repository: str, revision: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise _refusal(name, error.response.status_code) from error
     except (httpx2.HTTPError, errors.LocalEntryNotFoundError, errors.RevisionResolutionError) as error:
-        raise FetchFailed(
+        raise HubUnreachable(
             f"the Hub cannot be reached for {name}: {type(error.__cause__ or error).__name__}",
             "run the command again: finished files are kept; --offline uses downloaded files, --model DIR a folder",
         ) from error
@@ -399,4 +430,6 @@ def _refusal(name: str, status: int) -> Sm120kitError:
         return FetchFailed(
             f"the Hub refuses access to {name}: status {status}", "set HF_TOKEN to a valid token, or unset it for public models"
         )
-    return FetchFailed(f"the Hub answers {name} with status {status}", "run the command again later: finished files are kept")
+    return HubUnreachable(
+        f"the Hub answers {name} with status {status}", "run the command again later: finished files are kept"
+    )

@@ -72,11 +72,11 @@ def differences(hosts: Sequence[Host]) -> tuple[str, ...]:
 def preparation(service: Service, config: str) -> tuple[str, ...]:
     """What a machine needs before its container starts, as command lines: doctor's checks, and the caches' directories.
 
-    ``config`` is the name or file of the configuration. The container's user differs from the one that starts it, so that
-    everybody may write in the directories; the one above them is closed to everybody else.
+    ``config`` is the name or file of the configuration, "" for one that no file has. The container's user differs from the one
+    that starts it, so that everybody may write in the directories; the one above them is closed to everybody else.
     """
     caches = [str(mount.source) for mount in service.mounts if not mount.read_only]
-    lines = [f"sm120kit doctor {shlex.quote(config)}"]
+    lines = [shlex.join(("sm120kit", "doctor", *[config] * bool(config)))]
     if caches:
         parent = next(mount.source for mount in service.mounts if not mount.read_only).parents[1]
         lines += [shlex.join(("install", "-d", "-m", "700", str(parent))), shlex.join(("install", "-d", "-m", "777", *caches))]

@@ -40,7 +40,8 @@ class ServerLocation:
     """Where a server listens on this host, and the API key that requests must have.
 
     ``node`` is this host among those that the server spans, None for this one alone. ``gpus`` are the numbers of the GPUs to
-    use, empty for the first free ones. ``allreduce`` is a method of :mod:`sm120kit.serving.allreduce`, or ``auto``.
+    use, empty for the first free ones. ``allreduce`` is a method of :mod:`sm120kit.serving.allreduce`, or ``auto``. A server
+    ``elsewhere`` is planned for GPUs of another host.
     """
 
     port: int = 8000
@@ -49,6 +50,7 @@ class ServerLocation:
     node: Node | None = None
     gpus: tuple[int, ...] = ()
     allreduce: str = "auto"
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
         Device(number, gpu.name or "unnamed GPU", requirements.memory_bytes(host, gpu))
         for number, gpu in requirements.suitable(host, configuration)
     ]
-    assumed = planned and root == HOST and len(devices) < hardware.gpus_per_node
+    lacking = root == HOST and len(devices) < hardware.gpus_per_node
+    assumed = planned and (lacking or resolved.location.elsewhere)
     if assumed:
         memory = int(hardware.memory_gb * 1e9) if hardware.memory_gb else None
         devices = [Device(number, hardware.gpu, memory) for number in numbers or range(hardware.gpus_per_node)]

@@ -14,6 +14,7 @@ from sm120kit.bench.reproduce.differences import SetupDifference
 from sm120kit.bench.reproduce.expectation import Expectation, ExpectedCase, expectation
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.roofline import GpuKind, RooflineModel, Work
+from sm120kit.bench.roofline.expected import expected_step
 from sm120kit.core.errors import NotComparable
 from sm120kit.hosts.doctor import Finding, Impact
 from sm120kit.recipes.configurations import Configuration, Reference
@@ -282,17 +283,28 @@ def _bound(
     )
 
 
-def single_request(configuration: Configuration) -> tuple[float, float] | None:
-    """Roofline and ceiling in tokens per second of a single request without context, with every draft accepted.
+@dataclass(frozen=True)
+class SingleRequest:
+    """Tokens per second of one request without context: roofline and ceiling with every draft accepted.
 
-    None if the model or the GPU is not modelled, and for several machines.
+    ``expected`` is the rate without accepted drafts, and with every one.
     """
-    known = RooflineInputs()
+
+    roofline: float
+    ceiling: float
+    expected: tuple[float, float]
+
+
+def single_request(configuration: Configuration, known: RooflineInputs = RooflineInputs()) -> SingleRequest | None:
+    """The rates of a single request. None if the model or the GPU is not modelled, and for several machines."""
     modelled = _modelled(configuration, None, known)
     if modelled is None:
         return None
     work = _work(configuration, 1, None, known)
-    return roofline.roofline(*modelled, work, 1.0), roofline.ceiling(*modelled, work)
+    step = expected_step(*modelled, work).seconds
+    return SingleRequest(
+        roofline.roofline(*modelled, work, 1.0), roofline.ceiling(*modelled, work), (1 / step, (1 + work.drafts) / step)
+    )
 
 
 def _modelled(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sm120kit.bench.roofline.architecture import Pass, RooflineModel, model, model_of
-from sm120kit.bench.roofline.folder import model_in
+from sm120kit.bench.roofline.folder import model_from, model_in
 from sm120kit.bench.roofline.hardware import GPUS, GpuKind, all_reduce_seconds, gpu_kind
 from sm120kit.recipes.architectures import load, names
 
@@ -27,7 +27,7 @@ __all__ = [
     "model_of",
     "names",
 ]
-__all__ += ["all_reduce_seconds", "model_in", "roofline", "step", "tokens_per_step"]
+__all__ += ["all_reduce_seconds", "model_from", "model_in", "roofline", "step", "tokens_per_step"]
 
 ALL_REDUCES = 2
 """All-reduces per layer of a tensor parallel model: after attention and after the MLP."""

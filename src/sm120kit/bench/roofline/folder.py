@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.bench.roofline.architecture import RooflineModel, cache, model, parameters
-from sm120kit.core.outside import parse_json, read_found
+from sm120kit.core.outside import parse_json
 from sm120kit.recipes.architectures import (
     Architecture,
     Dense,
@@ -44,20 +44,34 @@ def model_in(folder: Path) -> RooflineModel | None:
     Raises:
         Sm120kitError: the folder is no checkpoint, see :func:`checkpoint.read`.
     """
-    facts = checkpoint.read(folder)
-    config = parse_json(read_found(folder / "config.json"), lenient=True)
+    checkpoint.read(folder)
+    return model_from(checkpoint.LocalFiles(folder))
+
+
+def model_from(files: checkpoint.ModelFiles) -> RooflineModel | None:
+    """The model that files are of; None if the roofline does not cover its architecture.
+
+    Raises:
+        Sm120kitError: they are no checkpoint, see :func:`checkpoint.read_files`.
+    """
+    facts, name = checkpoint.read_files(files), files.source.rpartition("/")[2]
+    config = parse_json(files.content("config.json"), lenient=True)
     text = language_model(config)
     architecture = architecture_of(text, with_mtp=bool(facts.mtp))
     if architecture is None or not _same_cache(architecture, facts.kv_cache):
         return None
     sizes: Counter[str] = Counter()
-    for shard in sorted({path.name for path in folder.glob("*.safetensors")} - set(facts.outside)):
-        for name, tensor in checkpoint.header(folder / shard).items():
-            sizes["mtp" if name in facts.mtp else part(name)] += tensor.bytes
+    shards = {shard for shard in files.names() if shard.endswith(".safetensors")} - set(facts.outside)
+    for _, header in files.headers(sorted(shards)):
+        for tensor, entry in header.items():
+            sizes["mtp" if tensor in facts.mtp else part(tensor)] += entry.bytes
     counts = parameters(architecture)
-    bits = {name: 8 * sizes[name] / count for name, count in counts.items() if count and sizes[name]}
-    source = f"{folder.name}: config.json and the headers of its tensors"
-    return model(architecture, PublishedCheckpoint(repository=folder.name, bits=PartBits(**bits), source=source))
+    bits = {part: 8 * sizes[part] / count for part, count in counts.items() if count and sizes[part]}
+    source = f"{name}: config.json and the headers of its tensors"
+    try:
+        return model(architecture, PublishedCheckpoint(repository=name, bits=PartBits(**bits), source=source))
+    except ValueError:  # of pydantic: sizes that no such architecture has
+        return None
 
 
 def _same_cache(architecture: Architecture, found: KvCache | None) -> bool:

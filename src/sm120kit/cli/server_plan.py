@@ -1,0 +1,118 @@
+"""``sm120kit plan``: what serving a model will need and do, before anything is downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm120kit.cli.options import Json, Offline, PlannedGpu, ServerArguments, ServeTarget, ServingEngine, gpu_count
+from sm120kit.core import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm120kit.serving.flight_plan import FlightPlan, PlannedRates
+    from sm120kit.serving.served_model import ModelToServe, ServeRequest
+
+
+@dataclass(frozen=True)
+class PlannedServer:
+    """The GPUs, the engine and the revision to plan for."""
+
+    gpu: PlannedGpu = ""
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="N", help="How many GPUs; default: as many as the model needs, or this host has.")
+    ] = ""
+    engine: ServingEngine = ""
+    revision: Annotated[str, typer.Option("--revision", metavar="REVISION", help="A commit, branch or tag.")] = ""
+    root: Annotated[Path, typer.Option("--root", metavar="DIR", help="A host that doctor recorded.")] = Path("/")
+    offline: Offline = False
+
+    def request(self, config: str, arguments: list[str] | None) -> ServeRequest:
+        """What is to be planned."""
+        from sm120kit.serving.served_model import ServeRequest
+
+        words = tuple(arguments or ())
+        return ServeRequest(config, self.engine, self.gpu, gpu_count(self.gpus), words, self.revision, self.offline)
+
+    def command(self, config: str, arguments: list[str] | None) -> tuple[str, ...]:
+        """The command that serves it."""
+        named = {"--engine": self.engine, "--revision": self.revision}
+        words = (word for option, value in named.items() if value for word in (option, value))
+        return ("sm120kit", "serve", config, *words, *(("--", *arguments) if arguments else ()))
+
+
+def plan(config: ServeTarget, arguments: ServerArguments = None, *, server: PlannedServer, json: Json = False) -> None:
+    """Print what a model needs and how it would be served.
+
+    Downloads nothing. Whether it fits, the engine with its arguments and back-ends, what compiles at first use, the download,
+    the expected rate and the command. Reads config.json and the headers of the shards; without the Hub it prints what is not
+    known.
+    """
+    from dataclasses import asdict
+
+    from huggingface_hub import constants
+
+    from sm120kit.serving.flight_plan import flight_plan
+    from sm120kit.serving.served_model import planned_model
+
+    served = planned_model(server.request(config, arguments), server.root)
+    planned = flight_plan(served, server.command(config, arguments), Path(constants.HF_HUB_CACHE), _rates(served))
+    if json:
+        console.json_data(asdict(planned))
+        return
+    console.table(("", ""), list(_rows(planned)))
+    console.data("unverified on SM120")
+
+
+def _rates(served: ModelToServe) -> PlannedRates | None:
+    from sm120kit.bench import reproduce, roofline
+    from sm120kit.bench.reproduce import RooflineInputs
+    from sm120kit.serving.flight_plan import PlannedRates
+
+    listed = roofline.model_of(served.configuration.model.repository)
+    model = listed or (roofline.model_from(served.files) if served.files and served.facts else None)
+    found = reproduce.single_request(served.configuration, RooflineInputs(model=model))
+    return PlannedRates(*found.expected, found.roofline, found.ceiling) if found else None
+
+
+def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:
+    from sm120kit.bench.roofline.expected import MEAN_ERROR
+
+    model, memory, rates = plan.model, plan.memory, plan.rates
+    size = f"{model.weight_bytes / 1e9:.1f} GB" if model.weight_bytes else "unknown size"
+    yield "model", ", ".join(filter(None, (model.repository, " ".join(model.architectures), model.quantization, size)))
+    yield "revision", model.revision
+    yield "configuration", f"{plan.configuration}{', derived' if plan.derived else ''}"
+    yield "engine", plan.engine
+    machines = f" on {plan.nodes} machines" if plan.nodes > 1 else ""
+    yield "GPUs", f"{plan.gpus} x {plan.gpu}{machines}"
+    yield "fits", f"{ {True: 'yes', False: 'no', None: 'unknown'}[memory.fits] }: {memory.reason}"
+    if memory.context:
+        yield "context", f"{memory.context:,} tokens" + (f" of {model.context:,}" if model.context else "")
+    yield "MTP layers", {None: "unknown", 0: "none"}.get(model.mtp_tensors, f"{model.mtp_tensors} tensors")
+    yield "speculation", plan.speculation or "none"
+    for use, names in plan.backends.selected.items():
+        yield f"back-end, {use}", ", ".join(names)
+    if plan.backends.source not in ("", plan.configuration):
+        yield "", f"back-ends as recorded for {plan.backends.source}"
+    yield from (("at first use", text) for text in plan.first_use)
+    yield from (("defect", text) for text in plan.defects)
+    yield "download", _download(plan)
+    if rates:
+        expected = f"{rates.expected_low:.0f}" + f" to {rates.expected_high:.0f}" * (rates.expected_high > rates.expected_low)
+        bounds = f"roofline {rates.roofline:.0f}, ceiling {rates.ceiling:.0f}"
+        yield "expected", f"{expected} tok/s for one request, with a mean error of {MEAN_ERROR:.0%}; {bounds}"
+    yield from (("note", text) for text in plan.notes)
+    yield from (("unknown", text) for text in plan.unknown if memory.reason not in text)
+    yield "arguments", " ".join(plan.arguments)
+    yield "command", plan.command
+
+
+def _download(plan: FlightPlan) -> str:
+    missing, free = plan.download.missing_bytes, plan.download.free_bytes
+    size = "of unknown size" if missing is None else f"{missing / 1e9:.1f} GB"
+    return size + (f"; {free / 1e9:.0f} GB of disk are free" if free is not None else "")

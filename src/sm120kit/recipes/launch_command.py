@@ -1,0 +1,447 @@
+"""How a server is started elsewhere: by a command line, ``docker run``, a compose file, or a recipe of sparkrun or eugr."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from sm120kit.core.outside import parse_yaml
+from sm120kit.engines import Engine, all_engines
+from sm120kit.recipes.shell_words import Shell, ShellCommand, commands, expanded, inner_script
+
+EnvironmentFile = Callable[[str], "Mapping[str, str] | None"]
+"""The variables in a file that a launch names, None if it cannot be read."""
+
+_FLAGS = frozenset(
+    (
+        "--rm",
+        "--detach",
+        "--interactive",
+        "--tty",
+        "--init",
+        "--privileged",
+        "--read-only",
+        "--publish-all",
+        "--no-healthcheck",
+        "--quiet",
+    )
+)
+_LETTERS = "ditPq"
+_RUN = ("docker", "podman", "nerdctl")
+_IMPLIED = frozenset(
+    (
+        "--rm",
+        "--detach",
+        "--interactive",
+        "--tty",
+        "--init",
+        "--name",
+        "--hostname",
+        "--gpus",
+        "--runtime",
+        "--pull",
+        "--quiet",
+        "--workdir",
+        "--user",
+    )
+)
+"""Options that serve sets itself, or that its containers do not need."""
+_SHORT = {"e": "--env", "v": "--volume", "p": "--publish", "h": "--hostname", "w": "--workdir", "u": "--user", "m": "--memory"}
+_SHORT |= {"d": "--detach", "i": "--interactive", "t": "--tty", "P": "--publish-all", "q": "--quiet", "c": "--cpu-shares"}
+
+
+@dataclass(frozen=True)
+class LaunchCommand:
+    """A server's start. ``arguments`` are those after the engine's command, ``model`` the one that is named beside them.
+
+    ``mounts`` are paths of the host by paths in the container. ``left_out`` is what a configuration does not express.
+    """
+
+    engine: Engine
+    arguments: tuple[str, ...]
+    image: str = ""
+    model: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    shm_gib: int | None = None
+    ipc_host: bool = False
+    ulimits: Mapping[str, int] = field(default_factory=dict)
+    unified: bool = False
+    nodes: int = 1
+    left_out: tuple[str, ...] = ()
+
+
+def read(text: str, environment_file: EnvironmentFile = lambda name: None) -> LaunchCommand:
+    """The start of a server in a script, a compose file or a recipe.
+
+    Raises:
+        ValueError: it has no start of a known engine, several, or is malformed.
+    """
+    document = _yaml(text)
+    if not isinstance(document, dict):
+        return _of_script(text, environment_file)
+    if isinstance(document.get("services"), dict):
+        return _of_compose(document, environment_file)
+    if "model" in document or "command" in document:
+        return _of_recipe(document)
+    raise ValueError("it is YAML with neither services (compose) nor model or command (a recipe)")
+
+
+def _yaml(text: str) -> Any:
+    """The content of YAML, None for a script. A script can be YAML of one text, but no table with these keys."""
+    if not re.search(r"^(services|model|command|recipe_version|version|name|x-[\w-]+)[ \t]*:(\s|$)", text, re.MULTILINE):
+        return None
+    return parse_yaml(text)
+
+
+def _of_script(text: str, environment_file: EnvironmentFile) -> LaunchCommand:
+    found = [launch for command in commands(text) if (launch := _of_command(command, environment_file))]
+    if not found:
+        names = ", ".join(program for engine in all_engines() for program in engine.programs)
+        raise ValueError(f"no command starts a server: none of {names}, in docker run or without")
+    others = (f"another command of the file: {shlex.join(each.arguments)[:80]}" for each in found[1:])
+    return replace(found[0], left_out=(*found[0].left_out, *others))
+
+
+def _of_command(command: ShellCommand, environment_file: EnvironmentFile) -> LaunchCommand | None:
+    """The start of a server by a command, None for any other."""
+    words = list(command.words)
+    if len(words) > 2 and words[0].rpartition("/")[2] in _RUN and "run" in words[1:3]:
+        return _of_docker_run(words[words.index("run") + 1 :], environment_file)
+    if started := _started(words):
+        engine, arguments = started
+        return LaunchCommand(engine, arguments, environment=command.environment)
+    return None
+
+
+def _started(words: Sequence[str]) -> tuple[Engine, tuple[str, ...]] | None:
+    """The engine that a command line starts, and the arguments of its server."""
+    for engine in all_engines():
+        for program in engine.programs:
+            parts = program.split()
+            for start in range(len(words) - len(parts) + 1):
+                head = [words[start].rpartition("/")[2], *words[start + 1 : start + len(parts)]]
+                if head == parts and (len(parts) > 1 or words[start - 1] == "-m"):
+                    return engine, tuple(words[start + len(parts) :])
+    return None
+
+
+def _of_docker_run(words: Sequence[str], environment_file: EnvironmentFile) -> LaunchCommand | None:
+    options, rest = _docker_options(words)
+    if not rest:
+        return None
+    image, *argv = rest
+    entrypoint = [value for name, value in options if name == "--entrypoint"]
+    container = _ContainerSettings(environment_file)
+    for name, value in options:
+        container.docker_option(name, value)
+    return container.launch(image, [*entrypoint, *argv], replaced=bool(entrypoint))
+
+
+def _docker_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Options before the image, and the words from it on."""
+    options, rest = list[tuple[str, str]](), list(words)
+    while rest and rest[0].startswith("-"):
+        word, *rest = rest
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            if not equals and name not in _FLAGS and rest:
+                value, *rest = rest
+            options.append((name, value))
+            continue
+        letters = word[1:]
+        while letters and letters[0] in _LETTERS:
+            options.append((_SHORT[letters[0]], ""))
+            letters = letters[1:]
+        if letters:
+            value = letters[1:].removeprefix("=")
+            if not value and rest:
+                value, *rest = rest
+            options.append((_SHORT.get(letters[0], f"-{letters[0]}"), value))
+    return options, rest
+
+
+class _ContainerSettings:
+    """Collects the settings of a container."""
+
+    def __init__(self, environment_file: EnvironmentFile) -> None:
+        self._environment_file = environment_file
+        self.environment: dict[str, str] = {}
+        self.mounts: dict[str, str] = {}
+        self.ulimits: dict[str, int] = {}
+        self.shm_gib: int | None = None
+        self.ipc_host = False
+        self.left_out: list[str] = []
+
+    def docker_option(self, name: str, value: str) -> None:
+        """Take an option of ``docker run``."""
+        known: dict[str, Callable[[str], None]] = {
+            "--env": self.variable,
+            "--env-file": self.file,
+            "--volume": self.volume,
+            "--mount": self.mount,
+            "--publish": self.port,
+            "--shm-size": self.shared_memory,
+            "--ipc": self.ipc,
+            "--ulimit": self.ulimit,
+        }
+        if name in known:
+            known[name](value)
+        elif name not in _IMPLIED and name != "--entrypoint":
+            self.left_out.append(f"docker run {name} {value}".strip())
+
+    def variable(self, text: str) -> None:
+        name, equals, value = text.partition("=")
+        if equals:
+            self.environment[name] = value
+        else:
+            self.left_out.append(f"variable {name}: its value is that of the shell")
+
+    def file(self, name: str) -> None:
+        content = self._environment_file(name)
+        if content is None:
+            self.left_out.append(f"variables in the file {name}, which cannot be read")
+        self.environment |= content or {}
+
+    def volume(self, text: str) -> None:
+        source, _, rest = text.partition(":")
+        target = rest.partition(":")[0]
+        if target:
+            self.bind(source, target)
+        else:
+            self.left_out.append(f"volume {text}")
+
+    def bind(self, source: str, target: str) -> None:
+        if source.startswith(("/", "~", ".", "$")):
+            self.mounts[target.rstrip("/") or "/"] = source
+        elif _cache(target) is None:
+            self.left_out.append(f"volume {source} at {target}")
+        else:
+            self.mounts[target.rstrip("/")] = source
+
+    def mount(self, text: str) -> None:
+        table = dict(part.partition("=")[::2] for part in text.split(","))
+        source, target = (
+            table.get("source") or table.get("src"),
+            table.get("target") or table.get("dst") or table.get("destination"),
+        )
+        if table.get("type", "bind") == "bind" and source and target:
+            self.bind(source, target)
+        else:
+            self.left_out.append(f"mount {text}")
+
+    def port(self, text: str) -> None:
+        host = text.rpartition(":")[0].rpartition(":")[2] or text
+        self.left_out.append(f"port {text}: sm120kit serve --port {host}")
+
+    def shared_memory(self, text: str) -> None:
+        match = re.fullmatch(r"([0-9.]{1,12})\s*([kmgt]?)i?b?", text.strip().lower())
+        factor = {"": 2**-30, "k": 2**-20, "m": 2**-10, "g": 1, "t": 2**10}
+        if match and match[1].count(".") < 2 and match[1] != ".":
+            self.shm_gib = max(1, round(float(match[1]) * factor[match[2]]))
+        else:
+            self.left_out.append(f"size of shared memory {text}")
+
+    def ipc(self, value: str) -> None:
+        self.ipc_host = value == "host"
+        if value not in ("host", "private", "shareable"):
+            self.left_out.append(f"--ipc {value}")
+
+    def ulimit(self, text: str) -> None:
+        name, _, value = text.partition("=")
+        first = value.partition(":")[0]
+        if re.fullmatch(r"-?[0-9]{1,19}", first):
+            self.ulimits[name] = int(first)
+        else:
+            self.left_out.append(f"ulimit {text}")
+
+    def launch(self, image: str, argv: Sequence[str], *, replaced: bool) -> LaunchCommand | None:
+        """The start of a server in this container, None if it starts another program."""
+        inner = inner_script(argv)
+        if inner is not None:
+            found = [
+                each
+                for command in commands(inner, Shell(dict(self.environment)))
+                if (each := _of_command(command, self._environment_file))
+            ]
+            return self._complete(found[0], image) if found else None
+        started = _started(argv)
+        if not started and not replaced:
+            engine = next((each for each in all_engines() if any(part in image for part in each.images)), None)
+            own = argv and (argv[0].startswith("-") or re.fullmatch(r"[\w.-]+/[\w.-]+|/\S+", argv[0]))
+            started = (engine, tuple(argv)) if engine and own else None
+        return self._complete(LaunchCommand(*started), image) if started else None
+
+    def _complete(self, launch: LaunchCommand, image: str) -> LaunchCommand:
+        return replace(
+            launch,
+            image=image,
+            environment={**self.environment, **launch.environment},
+            mounts=self.mounts,
+            shm_gib=self.shm_gib,
+            ipc_host=self.ipc_host,
+            ulimits=self.ulimits,
+            unified=_is_spark(image),
+            left_out=(*launch.left_out, *self.left_out),
+        )
+
+
+def _cache(target: str) -> str | None:
+    """A directory that serve keeps: a download cache (""), or a hidden one of root, with compiled kernels; None for others."""
+    path = PurePosixPath(target)
+    if "huggingface" in path.parts or "modelscope" in path.parts:
+        return ""
+    return target if path.is_relative_to("/root") and [*path.parts, "", "", ""][2].startswith(".") else None
+
+
+def is_download_cache(target: str) -> bool:
+    """Whether a path in a container is a cache of models."""
+    return _cache(target) == ""
+
+
+def is_kernel_cache(target: str) -> bool:
+    """Whether a path in a container is a cache of compiled kernels."""
+    return bool(_cache(target))
+
+
+def _is_spark(text: str) -> bool:
+    return bool(re.search(r"spark|gb10|vllm-node", text, re.IGNORECASE))
+
+
+# ---- compose files
+
+
+def _of_compose(document: Mapping[str, Any], environment_file: EnvironmentFile) -> LaunchCommand:
+    variables = environment_file(".env") or {}
+    tables = {str(name): table for name, table in document["services"].items() if isinstance(table, dict)}
+    found = {name: launch for name, table in tables.items() if (launch := _of_service(table, variables, environment_file))}
+    if not found:
+        raise ValueError(f"no service starts a server: {', '.join(tables)[:200] or 'it has none'}")
+    (first, launch), *_ = found.items()
+    others = (
+        f"service {name}" + ": another server, for a file of its own" * (name in found) for name in tables if name != first
+    )
+    return replace(launch, left_out=(*launch.left_out, *others))
+
+
+_COMPOSE_IMPLIED = frozenset(
+    (
+        "image",
+        "command",
+        "entrypoint",
+        "environment",
+        "env_file",
+        "volumes",
+        "ports",
+        "shm_size",
+        "ipc",
+        "ulimits",
+        "container_name",
+        "hostname",
+        "deploy",
+        "runtime",
+        "gpus",
+        "stdin_open",
+        "tty",
+        "init",
+        "build",
+        "pull_policy",
+        "logging",
+        "labels",
+        "healthcheck",
+        "working_dir",
+        "user",
+        "profiles",
+        "platform",
+    )
+)
+
+
+def _of_service(
+    service: Mapping[str, Any], variables: Mapping[str, str], environment_file: EnvironmentFile
+) -> LaunchCommand | None:
+    def text(value: Any) -> str:
+        shown = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        return expanded(shown.replace("$$", "\0"), variables).replace("\0", "$")
+
+    def words(value: Any) -> list[str]:
+        return [text(each) for each in value] if isinstance(value, list) else shlex.split(text(value), comments=True)
+
+    def each(key: str) -> list[Any]:
+        value = service.get(key) or []
+        return value if isinstance(value, list) else [value]
+
+    container = _ContainerSettings(environment_file)
+    for named in each("env_file"):
+        container.file(text(named.get("path") if isinstance(named, dict) else named))
+    given = service.get("environment") or {}
+    pairs = given.items() if isinstance(given, dict) else (text(entry).partition("=")[::2] for entry in given)
+    container.environment |= {str(name): text(value) for name, value in pairs}
+    for volume in each("volumes"):
+        if isinstance(volume, dict):
+            container.mount(",".join(f"{key}={text(volume[key])}" for key in ("type", "source", "target") if key in volume))
+        else:
+            container.volume(text(volume))
+    for port in each("ports"):
+        container.port(f"{port.get('published')}:{port.get('target')}" if isinstance(port, dict) else text(port))
+    if "shm_size" in service:
+        container.shared_memory(text(service["shm_size"]))
+    container.ipc(text(service.get("ipc", "private")))
+    limits = service.get("ulimits") or {}
+    for name, limit in limits.items() if isinstance(limits, dict) else ():
+        container.ulimit(f"{name}={text(limit.get('soft') if isinstance(limit, dict) else limit)}")
+    container.left_out += [f"{key}: {text(value)[:80]}" for key, value in service.items() if key not in _COMPOSE_IMPLIED]
+    entrypoint = words(service.get("entrypoint") or [])
+    return container.launch(
+        text(service.get("image")), [*entrypoint, *words(service.get("command") or [])], replaced=bool(entrypoint)
+    )
+
+
+# ---- recipes
+
+
+def _of_recipe(document: Mapping[str, Any]) -> LaunchCommand:
+    """A recipe of sparkrun or eugr: ``command`` with ``{names}`` of ``defaults``; without it, these are its options."""
+    defaults = document.get("defaults") if isinstance(document.get("defaults"), dict) else {}
+    values = {str(key): value for key, value in {**(defaults or {}), "model": document.get("model")}.items()}
+    template = document.get("command")
+    if template:
+        command = str(template)
+        command = command.replace("{{", "{").replace("}}", "}") if '{{"' in command else command
+        script = re.sub(
+            r"\{(\w+)\}", lambda match: str(values[match[1]]) if values.get(match[1]) is not None else match[0], command
+        )
+    else:
+        script = shlex.join(_options(str(document.get("runtime") or all_engines()[0].name), values))
+    launch = _of_script(script, lambda name: None)
+    given = document.get("env") or document.get("environment") or {}
+    environment = {str(name): str(value) for name, value in given.items()} if isinstance(given, dict) else {}
+    mods = document.get("mods") or []
+    return replace(
+        launch,
+        image=str(document.get("container") or ""),
+        model=str(document.get("model") or ""),
+        environment={**environment, **launch.environment},
+        unified=True,
+        left_out=(*launch.left_out, *(f"{mod}: a change of another image" for mod in mods if isinstance(mods, list))),
+    )
+
+
+def _options(runtime: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """The command line of a recipe without a command: of sparkrun's names, those that an engine's option has differently."""
+    engine = next((each for each in all_engines() if runtime.startswith(each.name)), None)
+    if engine is None:
+        raise ValueError(f"its runtime {runtime[:40]!r} is no engine of sm120kit")
+    meanings = {"tensor_parallel": "tensor_parallel", "pipeline_parallel": "pipeline_parallel"}
+    meanings |= {"gpu_memory_utilization": "memory_share", "max_model_len": "context", "served_model_name": "served_name"}
+    yield from shlex.split(engine.programs[0]) if " " in engine.programs[0] else ("python", "-m", engine.programs[0])
+    yield from engine.model_arguments(str(values.get("model")))
+    for name, value in values.items():
+        option = engine.options[meanings[name]][0] if name in meanings else f"--{name.replace('_', '-')}"
+        if name == "model" or value in (None, False):
+            continue
+        yield from (option,) if value is True else (option, str(value))

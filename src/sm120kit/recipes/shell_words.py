@@ -1,0 +1,179 @@
+"""Read commands of a shell script without running it: words, variables, and which commands start a program in a container.
+
+It covers what launch scripts of model servers use: assignments, arrays, quotes, line continuations, ``bash -c``. What depends
+on the machine, such as ``$(nvidia-smi)``, stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+
+MAX_NESTED = 4
+"""Limit for shells within shells."""
+
+_CONTINUED = re.compile(r"(?<![ \t])[ \t]*[\\`^][ \t]*(?:#[^\n]*)?\r?\n")
+"""The end of a line that is continued: of POSIX shells, also with a comment that breaks it there, PowerShell and cmd.exe."""
+_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"""('[^']*'|"(?:[^"\\]|\\.)*"|\\.)|(?:^|(?<=[\s;&|]))\#[^\n]*""", re.MULTILINE | re.DOTALL)
+_OUTPUT = re.compile(r"\$\([ \t]*([\w./-]*)[^()\n]*\)")
+"""The output of a command, of which the name is kept."""
+_PROMPT = re.compile(r"^[ \t]*(?:\$|>|PS [^>\n]{0,80}>) +", re.MULTILINE)
+_REDIRECTED = re.compile(r"[0-9]?>&[0-9-]|&>")
+_ARRAY = re.compile(
+    r"^[ \t]*(?:declare -a |local -a |local )?(\w+)\+?=\(((?:[^()'\"$]|\$\([^()]*\)|\$|'[^']*'|\"[^\"]*\")*)\)", re.MULTILINE
+)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?([-+?=])([^{}]*))?\}|([A-Za-z_]\w*))")
+_KEYWORDS = frozenset(("then", "do", "else", "if", "while", "!", "{", "(", "time", "exec", "nohup", "command", "sudo"))
+_SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ash"))
+_STARTERS = frozenset(("ssh", "tmux", "screen", "srun", "su", "eval", "script"))
+"""Programs that run the last of their words which has blanks."""
+
+
+@dataclass
+class Shell:
+    """What a script has set: its variables and arrays, and those of them that are exported."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    exported: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShellCommand:
+    """A command of a script with the variables that it is given."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def commands(text: str, shell: Shell | None = None, depth: int = 0) -> Iterator[ShellCommand]:
+    """The commands of a script, those of ``bash -c`` and ``env`` instead of these.
+
+    Raises:
+        ValueError: shells are nested too deeply.
+    """
+    if depth > MAX_NESTED:
+        raise ValueError("shells are nested too deeply")
+    shell = shell or Shell()
+    text = _code(text)
+    for name, content in _ARRAY.findall(text):
+        added = (word for each in shlex.split(content, comments=True) for word in _expanded(each, shell))
+        shell.arrays[name] = [*shell.arrays.get(name, []), *added]
+    for words in _simple(_ARRAY.sub("", text)):
+        yield from _command(words, shell, depth)
+
+
+def _code(text: str) -> str:
+    """A script without comments, prompts and redirections, its continued lines joined; of Markdown, the fenced blocks."""
+    text = text.replace("\r\n", "\n")
+    text = "\n".join(_FENCED.findall(text)) or text
+    text = _REDIRECTED.sub(" ", _CONTINUED.sub(" ", _PROMPT.sub("", text)))
+    return _OUTPUT.sub(r"$(\1)", _COMMENT.sub(lambda match: match[1] or "", text))
+
+
+def _simple(text: str) -> list[list[str]]:
+    """The simple commands of a script; of one with a quotation that does not end, those of the lines without it."""
+    try:
+        return list(_tokens(text))
+    except ValueError:
+        found = []
+        for line in text.splitlines():
+            with suppress(ValueError):
+                found += list(_tokens(line))
+        return found
+
+
+def _tokens(text: str) -> Iterator[list[str]]:
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    for separates, tokens in groupby(lexer, key=lambda token: bool(token) and not token.strip(";&|\n")):
+        if not separates:
+            yield list(tokens)
+
+
+def _command(words: Sequence[str], shell: Shell, depth: int) -> Iterator[ShellCommand]:
+    words = [word for each in words for word in _expanded(each, shell)]
+    while words and words[0] in _KEYWORDS:
+        words = words[1:]
+        words = words[next((n for n, word in enumerate(words) if not word.startswith("-")), len(words)) :]
+    given = {}
+    while words and (match := _ASSIGNED.fullmatch(words[0])):
+        given[match[1]] = match[2]
+        words = words[1:]
+    if not words:
+        shell.variables |= given
+        return
+    if words[0] in ("export", "declare", "local", "readonly", "set"):
+        new = {match[1]: match[2] for word in words[1:] if (match := _ASSIGNED.fullmatch(word))}
+        named = {word: shell.variables[word] for word in words[1:] if word in shell.variables}
+        shell.variables |= new
+        shell.exported |= {**new, **named} if words[0] == "export" else {}
+        return
+    if words[0] == "env":
+        yield from _command([word for word in words[1:] if word != "-"], shell, depth)
+        return
+    script = inner_script(words)
+    if script is not None:
+        inner = Shell({**shell.variables, **given}, shell.arrays, {**shell.exported, **given})
+        yield from commands(script, inner, depth + 1)
+        return
+    yield ShellCommand(tuple(_unredirected(words)), {**shell.exported, **given})
+
+
+def inner_script(words: Sequence[str]) -> str | None:
+    """The script that ``bash -c``, or a program such as ssh, is given; None for other commands."""
+    program = words[0].rpartition("/")[2] if words else ""
+    if program in _STARTERS:
+        return next((word for word in reversed(words) if re.search(r"\s", word.strip())), None)
+    if program not in _SHELLS:
+        return None
+    option = next((n for n, word in enumerate(words) if re.fullmatch("-[a-z]*c", word)), None)
+    return words[option + 1] if option is not None and option + 1 < len(words) else None
+
+
+def _unredirected(words: Sequence[str]) -> Iterator[str]:
+    skip = False
+    for word in words:
+        if skip or re.fullmatch(r"[0-9]?(>>?|<)\S*", word):
+            skip = not skip and word.endswith((">", "<"))
+        else:
+            yield word
+
+
+def _expanded(word: str, shell: Shell) -> Iterator[str]:
+    """The words that a word stands for: an array, or a variable with several options, has more than one."""
+    match = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word)
+    if match and match[1] in shell.arrays:
+        yield from shell.arrays[match[1]]
+        return
+    text = expanded(word, shell.variables)
+    if _VARIABLE.fullmatch(word) and text != word and (not text or re.match(r"\s*-.*\s", text)):
+        yield from shlex.split(text)
+    else:
+        yield text
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """A text with the values of variables, or their defaults; those without stay."""
+
+    def value(match: re.Match[str]) -> str:
+        name, operator, word = match[1] or match[4], match[2], match[3]
+        known = variables.get(name)
+        if operator == "+":
+            return word if known else ""
+        if known or (known is not None and operator is None):
+            return known
+        return word if operator in ("-", "=") else "~" if name == "HOME" else match[0]
+
+    return _VARIABLE.sub(value, text)
+
+
+def unset(words: Sequence[str]) -> list[str]:
+    """What in words a shell would have replaced: variables that are not set, and output of commands."""
+    return sorted({match[0] for word in words for match in re.finditer(r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)?|`[^`]*`", word)})

@@ -1,0 +1,249 @@
+"""What is known of a server before its model is downloaded: memory, engine, back-ends, download and command. Pure.
+
+What cannot be known is None, with the reason in ``unknown``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sm120kit import recipes
+from sm120kit.core.errors import NotFound
+from sm120kit.images import backends
+from sm120kit.recipes import load_engine, load_flashinfer
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving.checkpoint import Checkpoint
+from sm120kit.serving.derived_configuration import overflows
+from sm120kit.serving.fit import Device, Fit, estimate
+from sm120kit.serving.served_model import ModelToServe
+
+SCHEMA_VERSION = 1
+"""Increased by an incompatible change of ``plan --json``, whose schema is docs/plan.schema.json."""
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """The checkpoint. ``mtp_tensors`` is None if its headers are not known, ``weight_bytes`` if no size is."""
+
+    repository: str
+    revision: str
+    architectures: tuple[str, ...]
+    quantization: str
+    weight_bytes: int | None
+    context: int | None
+    mtp_tensors: int | None
+    remote_code: bool | None
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """Memory of each GPU in bytes, and tokens. ``fits`` is None if that is not known; ``reason`` is a sentence."""
+
+    fits: bool | None
+    reason: str
+    gpu_bytes: int | None
+    usable_share: float | None
+    weight_bytes: int | None
+    kv_bytes_per_token: int | None
+    capacity_tokens: int | None
+    context: int | None
+
+
+@dataclass(frozen=True)
+class PlannedBackends:
+    """What the engine selects by use. ``source`` is the configuration for which that is recorded, "" for none."""
+
+    source: str
+    selected: Mapping[str, list[str]]
+
+
+@dataclass(frozen=True)
+class PlannedDownload:
+    """Bytes that are not in the download cache, None if that is not known, and the free bytes there."""
+
+    missing_bytes: int | None
+    free_bytes: int | None
+
+
+@dataclass(frozen=True)
+class PlannedRates:
+    """Tokens per second of one request without context: expected without accepted drafts, and with all; bounds with all."""
+
+    expected_low: float
+    expected_high: float
+    roofline: float
+    ceiling: float
+
+
+@dataclass(frozen=True)
+class FlightPlan:
+    """What ``sm120kit plan --json`` prints.
+
+    ``derived``: no file has the configuration. ``first_use`` is what compiles when the server starts or is first used.
+    ``speculation`` is the method with its draft tokens, "" without. ``defects`` are known ones of this checkpoint or engine.
+    ``command`` starts the server, which has these ``arguments``.
+    """
+
+    configuration: str
+    derived: bool
+    engine: str
+    gpus: int
+    gpu: str
+    nodes: int
+    model: PlannedModel
+    memory: PlannedMemory
+    backends: PlannedBackends
+    first_use: tuple[str, ...]
+    speculation: str
+    defects: tuple[str, ...]
+    download: PlannedDownload
+    rates: PlannedRates | None
+    notes: tuple[str, ...]
+    unknown: tuple[str, ...]
+    arguments: tuple[str, ...]
+    command: str
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+
+def flight_plan(served: ModelToServe, command: tuple[str, ...], cache: Path, rates: PlannedRates | None = None) -> FlightPlan:
+    """The plan of a server; ``cache`` is the download cache, and ``command`` what starts the server."""
+    configuration, facts = served.configuration, served.facts
+    hardware, drafts = configuration.hardware, configuration.speculation
+    memory = _memory(configuration, facts)
+    selected = _backends(configuration, facts)
+    download = PlannedDownload(
+        0 if served.folder else served.download.missing_bytes if served.download else None, _free_bytes(cache)
+    )
+    unknown = {
+        "the Hub": served.unreached,
+        "sizes of the model, engine and arguments": "" if facts or not served.derived else "they follow from config.json",
+        "memory": memory.reason if memory.fits is None else "",
+        "back-ends": "" if selected.source else "not recorded for this model, GPU and engine, which selects them at its start",
+        "rates": "" if rates else "the roofline does not cover this model, GPU or number of machines",
+    }
+    return FlightPlan(
+        configuration=configuration.name,
+        derived=served.derived,
+        engine=configuration.engine,
+        gpus=hardware.gpus,
+        gpu=hardware.gpu,
+        nodes=hardware.nodes,
+        model=_model(configuration, facts, served.revision),
+        memory=memory,
+        backends=selected,
+        first_use=tuple(_first_use(configuration)),
+        speculation=f"{drafts.method}, {drafts.draft_tokens} draft tokens" if drafts else "",
+        defects=tuple(_defects(configuration, facts)),
+        download=download,
+        rates=rates,
+        notes=served.notes,
+        unknown=tuple(f"{what}: {why}" for what, why in unknown.items() if why),
+        arguments=configuration.arguments,
+        command=shlex.join(command),
+    )
+
+
+def _model(configuration: Configuration, facts: Checkpoint | None, revision: str) -> PlannedModel:
+    stated = configuration.model
+    size = int(stated.gigabytes * 1e9) if stated.gigabytes else None
+    if facts is None:
+        return PlannedModel(stated.repository, revision, (), stated.quantization, size, None, None, None)
+    return PlannedModel(
+        stated.repository,
+        revision,
+        facts.architectures,
+        facts.quantization if facts.architectures else stated.quantization,
+        facts.weight_bytes or size,
+        facts.context,
+        len(facts.mtp) if facts.tensors else None,
+        facts.remote_code,
+    )
+
+
+def _memory(configuration: Configuration, facts: Checkpoint | None) -> PlannedMemory:
+    if facts is None:
+        return PlannedMemory(None, "the size of the weights is not known", None, None, None, None, None, None)
+    hardware = configuration.hardware
+    size = int(hardware.memory_gb * 1e9) if hardware.memory_gb else None
+    fit = estimate(configuration, facts, tuple(Device(number, hardware.gpu, size) for number in range(hardware.gpus_per_node)))
+    fits, reason = _verdict(fit)
+    return PlannedMemory(
+        fits,
+        reason,
+        fit.memory_bytes,
+        fit.share,
+        fit.weight_bytes,
+        fit.kv_bytes_per_token,
+        fit.capacity_tokens,
+        fit.context,
+    )
+
+
+def _verdict(fit: Fit) -> tuple[bool | None, str]:
+    """Whether a server fits, as :func:`sm120kit.serving.check_fit` decides, and why."""
+    if fit.memory_bytes is None:
+        return None, "the memory of the GPUs is not known"
+    usable, weights = fit.memory_bytes * fit.share / 1e9, fit.weight_bytes / 1e9
+    if overflows(fit):
+        return False, f"weights of {weights:.1f} GB exceed the {usable:.1f} GB that the engine takes of each GPU"
+    if fit.capacity_tokens is None:
+        return None, f"weights of {weights:.1f} GB leave {usable - weights:.1f} GB; the KV cache is unknown: {fit.why_no_kv}"
+    room = f"{usable - weights:.1f} GB hold {fit.capacity_tokens:,} tokens of KV cache"
+    if fit.context and fit.capacity_tokens < fit.context:
+        return False, f"{room}, and one sequence has {fit.context:,}"
+    return True, f"{room} beside weights of {weights:.1f} GB; activations and CUDA graphs are not counted"
+
+
+def _backends(configuration: Configuration, facts: Checkpoint | None) -> PlannedBackends:
+    """What is recorded for a configuration, else for one of the same architecture, quantization, GPU and engine."""
+    recorded = backends.load(configuration.engine)
+    own = recorded.get(configuration.name)
+    if own and own["selected"] and own["arguments"] == list(configuration.arguments):
+        return PlannedBackends(configuration.name, own["selected"])
+    gpu = backends.gpu(configuration)
+    for name, entry in recorded.items():
+        if facts and entry["selected"] and entry.get("gpu") == gpu and _is_alike(name, facts):
+            return PlannedBackends(name, entry["selected"])
+    return PlannedBackends("", {})
+
+
+def _is_alike(name: str, facts: Checkpoint) -> bool:
+    from sm120kit.recipes import configurations
+    from sm120kit.serving.served_model import recorded_facts
+
+    with suppress(NotFound):  # of a configuration that is not there any more
+        other = recorded_facts(configurations.load(name).model.repository)
+        return other is not None and (other.architectures, other.quantization) == (facts.architectures, facts.quantization)
+    return False
+
+
+def _first_use(configuration: Configuration) -> Iterator[str]:
+    engine = load_engine(configuration.engine)
+    kernels = load_flashinfer(engine.flashinfer)
+    count = len(recipes.group(kernels, engine.kernels).modules)
+    yield f"modules of FlashInfer beside the {count} of the image's kernel group {engine.kernels}, if it is built with that"
+    yield "Triton kernels, and what torch.compile or the CUDA graphs of the engine compile; caches keep both"
+
+
+def _defects(configuration: Configuration, facts: Checkpoint | None) -> Iterator[str]:
+    for bad in configuration.known_bad:
+        yield f"{bad.distribution} {bad.version}: {bad.reason} ({bad.source})"
+    if facts is None or not facts.tensors:
+        return
+    if facts.mtp_layers and not facts.mtp:
+        yield f"config.json claims {facts.mtp_layers} MTP layers; none of the {facts.tensors} tensors belongs to one"
+    if facts.claimed_vector_size and facts.vector_sizes and facts.claimed_vector_size not in facts.vector_sizes:
+        found = " and ".join(map(str, facts.vector_sizes))
+        yield f"config.json claims {facts.claimed_vector_size} elements per scale, the tensors have {found}"
+    if facts.outside:
+        yield f"the index does not list {', '.join(facts.outside)[:200]}, which engines do not read"
+
+
+def _free_bytes(directory: Path) -> int | None:
+    existing = next((each for each in (directory, *directory.parents) if each.is_dir()), None)
+    return shutil.disk_usage(existing).free if existing else None
