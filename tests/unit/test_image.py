@@ -212,7 +212,7 @@ def check_leaves(expected): raise SystemExit(0)
 
 
 def test_runner_reports_every_result(tmp_path: Path) -> None:
-    for name in ("run.py", "driver_stub.py"):
+    for name in ("run.py", "driver_stub.py", "recorder.py"):
         shutil.copy(Path(checks.__file__).parent / "suites" / name, tmp_path)
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "checks.py").write_text(SUITE)

@@ -146,7 +146,7 @@ reason = "the base's"
 
 
 def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
-    for name in ("run.py", "driver_stub.py"):
+    for name in ("run.py", "driver_stub.py", "recorder.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "checks.py").write_text(SUITE)
@@ -184,7 +184,7 @@ def check_module(expected): meet("two", "one"); return {"home of a module": os.e
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_checks_that_start_programs_run_beside_the_others(tmp_path: Path, ends: bool) -> None:
-    for name in ("run.py", "driver_stub.py"):
+    for name in ("run.py", "driver_stub.py", "recorder.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
     (tmp_path / "small").mkdir()
     end = "    if 'ends' in expected: os.kill(os.getpid(), 9)\n    subprocess"
@@ -203,7 +203,7 @@ def test_checks_that_start_programs_run_beside_the_others(tmp_path: Path, ends: 
 
 
 def test_runner_runs_static_checks_only_in_an_image_for_another_machine(tmp_path: Path) -> None:
-    for name in ("run.py", "driver_stub.py"):
+    for name in ("run.py", "driver_stub.py", "recorder.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
     (tmp_path / "small").mkdir()
     suite = "import sys\nSTATIC = ('prefix',)\ndef check_prefix(expected): return {'prefix': sys.prefix}\n"
@@ -766,7 +766,7 @@ def run_engine(
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))
     directory = tmp_path / "checks"
     programs = ("engine/checks.py", "engine/gpu.py", "engine/select_backends.py", f"{kind}/checks.py", f"{kind}/backends.py")
-    for path in ("run.py", "driver_stub.py", *programs):
+    for path in ("run.py", "driver_stub.py", "recorder.py", *programs):
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_bytes((IMAGE / path).read_bytes())
     (tmp_path / "libcuda.so.1").write_bytes(driver_stub)

@@ -112,6 +112,7 @@ def show_report(report: CheckReport, *, json: bool, whole: bool = True) -> None:
     """Print the results of an image's checks, without ``whole`` only those that did not pass. Exit code 1 if one failed."""
     import dataclasses
 
+    from sm120kit.images.checks.taken_over import ran
     from sm120kit.images.image_records import CheckResult
 
     if json:
@@ -121,8 +122,11 @@ def show_report(report: CheckReport, *, json: bool, whole: bool = True) -> None:
         if whole:
             console.table(("fact", "value"), report.facts.items())
     passed = sum(check.verdict is CheckResult.PASSED for check in report.checks)
-    console.info(f"{passed} of {len(report.checks)} checks passed; `sm120kit verify image` prints each")
     failed = [check for check in report.checks if check.verdict is CheckResult.FAILED]
+    console.info(f"{passed} of {len(report.checks)} checks passed; `sm120kit verify image` prints each")
+    run = ran(report.checks)
+    if taken := passed + len(failed) - len(run):
+        console.info(f"{taken} results are taken over from another image, inputs equal; run for this one: {', '.join(run)}")
     if not failed and report.verified is None:
         console.info(
             f"not tagged: the image is for {report.image.platform}, and the checks that run its programs were not run here;"

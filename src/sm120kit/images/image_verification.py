@@ -35,7 +35,8 @@ CLAIMS = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patch
 def verify_once(image: Image, workspace: Workspace) -> checks.CheckReport:
     """The report of an image that is verified already, after tagging it again, or of the checks that :func:`verify` runs.
 
-    Files that were hashed while the layers were unpacked are not read again.
+    Files that were hashed while the layers were unpacked are not read again, and results of another image are taken over where
+    what the checks read is equal.
     """
     store = EveryStore(workspace)
     try:
@@ -52,13 +53,11 @@ def verify(
     """Run the checks of a local image against the properties that its labels and its recipe require.
 
     The image is in the state directory, or else in the container daemon. Without ``read_all``, hashes of files are those of
-    when their layers were unpacked, if that was in this state directory.
+    when their layers were unpacked, if that was in this state directory, and results are taken over from another image.
     """
     store = EveryStore(workspace)
     image = store.find(reference)
-    requirements = expected(image)
-    if not read_all:
-        requirements = replace(requirements, digests=store.digests(image.id))
+    requirements = replace(expected(image), read_all=read_all)
     native = _native_checks(image, workspace) if requirements.foreign else None
     return checks.verify(image, image.canonical_name, requirements, store, workspace, report, native)
 

@@ -95,6 +95,11 @@ def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Unpacke
     return tuple(_unpacked(_target(parent, diff_id)) for diff_id in reversed(last))
 
 
+def unpacked(diff_ids: Iterable[str], workspace: Workspace) -> list[UnpackedLayer]:
+    """Layers that are unpacked, see :func:`is_unpacked`, by their digests."""
+    return [_unpacked(_target(workspace.root / "oci-unpacked", diff_id)) for diff_id in diff_ids]
+
+
 def is_unpacked(diff_id: str, workspace: Workspace) -> bool:
     """Whether the files of a layer are in ``<state>/oci-unpacked``."""
     return _target(workspace.root / "oci-unpacked", diff_id).is_dir()

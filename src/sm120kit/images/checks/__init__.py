@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,16 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
+from sm120kit.images.checks.taken_over import (
+    WHOLE,
+    Baseline,
+    CheckRun,
+    CheckRuns,
+    Recorded,
+    common_inputs,
+    find_baseline,
+    write_runs,
+)
 from sm120kit.images.image_inputs import built_locally, context_of
 from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
 from sm120kit.images.wheel_layers import VENV
@@ -33,6 +43,9 @@ from sm120kit.wheels.published_wheels import unverified_cache
 
 COMMON = ("base", "flashinfer", "engine")
 """The suites that an image of an engine must pass before that of the engine. One of FlashInfer must pass the first two."""
+
+CHANGED = "changed"
+"""The suite of an image for which results of another one are taken over."""
 
 FLASHINFER_LIMIT_BYTES = 3 * 2**30
 """Of an image of FlashInfer, as :attr:`sm120kit.engines.Engine.size_limit_bytes`."""
@@ -65,7 +78,12 @@ class ExpectedImage:
     None if it is not recorded; ``backends`` what it selects on SM12x, see :func:`sm120kit.images.backends.expected`; ``b12x``
     the kernels of b12x that are compiled into the image.
 
-    ``digests`` are hashes of files by path, which the check ``files`` does not compute again.
+    Unless ``read_all``, files are not hashed again that were hashed while their layers were unpacked, and results of another
+    image are taken over where what the checks read is equal. ``digests`` are these hashes by path, for the check ``files``.
+
+    The checks ``taken_over`` are not run, see :mod:`sm120kit.images.checks.taken_over`; ``changed`` are then the paths of files
+    in which the image differs from the one that passed them, ``changed_modules`` the Python modules among them, and
+    ``driver_stub`` the names in the driver's stub.
 
     ``foreign`` is the platform of an image for another machine than this, on which only checks are run that run none of its
     code; ``machine`` is the image's, as in markers of requirements.
@@ -95,7 +113,12 @@ class ExpectedImage:
     served: dict[str, dict[str, Any]] = field(default_factory=dict)
     backends: dict[str, dict[str, Any]] = field(default_factory=dict)
     b12x: dict[str, Any] = field(default_factory=dict)
+    read_all: bool = True
     digests: dict[str, str] = field(default_factory=dict, repr=False)
+    taken_over: tuple[str, ...] = ()
+    changed: tuple[str, ...] | None = None
+    changed_modules: tuple[str, ...] = ()
+    driver_stub: tuple[str, ...] = ()
     foreign: str = ""
     machine: str = ""
 
@@ -151,13 +174,27 @@ def verify(
 ) -> CheckReport:
     """Run the checks of an image. If none fails, write its record, then tag it as ``reference``.
 
-    ``native`` runs those of an image for another machine; such an image gets neither record nor tag.
+    ``native`` runs those of an image for another machine; such an image gets neither record nor tag. See
+    :class:`ExpectedImage` for ``read_all``.
     """
     names, suite = suites(expected.kind), suite_digest(expected.kind)
+    inputs = common_inputs(image, store.settings(image.id), expected)
+    reuse = not expected.read_all and not native
+    baseline = find_baseline(image, inputs, suite, workspace) if reuse else None
+    over = baseline.taken_over() if baseline else {}
     checks: list[Check] = []
-    facts: dict[str, str] = {}
-    inside = [*_inside(image, names, expected, store, native)]
-    for check, reported in [*inside, *_modules_ahead(inside, expected), *_outside(image, expected, store, workspace)]:
+    facts: dict[str, str] = dict(baseline.verified.facts) if baseline else {}
+    runs = Recorded()
+    if baseline:
+        names = (*names, CHANGED)
+        expected = _of_changed(expected, baseline, tuple(sorted(over)))
+    elif not expected.read_all:
+        expected = replace(expected, digests=store.digests(image.id))
+    inside = [*_inside(image, names, expected, store, native, runs)]
+    if baseline:
+        inside = [*((check, facts) for check in over.values()), *_compared_imports(inside, baseline, expected, store)]
+    outside = _outside(image, expected, store, workspace, baseline)
+    for check, reported in [*inside, *_modules_ahead(inside, expected), *outside]:
         report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
         checks.append(check)
         facts |= reported
@@ -166,6 +203,8 @@ def verify(
     if not failed and not expected.foreign:
         verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(facts.items())))
         write_record(record_path(workspace, image), verified)
+        if not baseline:
+            write_runs(image, CheckRuns(inputs, tuple(runs.runs), runs.driver_stub), workspace)
         store.tag(image.id, reference)
     else:
         record_path(workspace, image).unlink(missing_ok=True)
@@ -200,8 +239,9 @@ def _inside(
     expected: ExpectedImage,
     store: ImageStore,
     native: RunChecks | None,
+    runs: Recorded,
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Run the checks inside a container. Yields each with the facts that it reported."""
+    """Run the checks inside a container. Yields each with the facts that it reported; ``runs`` gets what it read."""
 
     def whole(argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         return store.run(image.id, ["python3", *argv], files)
@@ -211,7 +251,7 @@ def _inside(
         files["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
         result = (native or whole)(["-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
     for text in result.stdout.splitlines():
-        yield _parsed(text)
+        yield _parsed(text, runs)
     messages = result.stderr.strip().splitlines()
     if result.code != 0:
         last = (messages or ["no message"])[-1]
@@ -220,19 +260,46 @@ def _inside(
     yield _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED), facts
 
 
-def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
-    """The check and its facts in a line that ``suites/run.py`` printed."""
+def _parsed(text: str, runs: Recorded) -> tuple[Check, Mapping[str, str]]:
+    """The check and its facts in a line that ``suites/run.py`` printed; ``runs`` gets what it read."""
     try:
         line: dict[str, Any] = parse_json(text)
+        if "reads" in line:
+            runs.driver_stub = tuple(line["driver_stub"])
+            reads = () if line["name"] in WHOLE else tuple(line["reads"])
+            name = f"{line['suite']}/{line['name']}"
+            runs.runs.append(CheckRun(name, line["process"], line["seconds"], reads, tuple(line["imports"])))
         return Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["facts"]
     except (ValueError, KeyError, TypeError):
         return _failed("output", f"unexpected output: {text}"), {}
 
 
-def _outside(
-    image: Image, expected: ExpectedImage, store: ImageStore, workspace: Workspace
+def _of_changed(expected: ExpectedImage, baseline: Baseline, over: tuple[str, ...]) -> ExpectedImage:
+    paths = tuple(sorted(baseline.changed | baseline.metadata))
+    stub = baseline.runs.driver_stub
+    return replace(expected, taken_over=over, changed=paths, changed_modules=baseline.modules, driver_stub=stub)
+
+
+def _compared_imports(
+    results: Sequence[tuple[Check, Mapping[str, str]]], baseline: Baseline, expected: ExpectedImage, store: ImageStore
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Run the checks that a container cannot run on itself: size, history, base, device code."""
+    """Results, of which the import of changed modules also passes if it fails in the image of ``baseline`` in the same way."""
+    for check, facts in results:
+        if (check.suite, check.verdict) == (CHANGED, CheckResult.FAILED):
+            (before, _), *_ = _inside(baseline.verified.image, (CHANGED,), expected, store, None, Recorded())
+            if before.detail == check.detail:
+                check = replace(check, verdict=CheckResult.PASSED, detail=f"as in {baseline.verified.image.id}: {check.detail}")
+        yield check, facts
+
+
+def _outside(
+    image: Image, expected: ExpectedImage, store: ImageStore, workspace: Workspace, baseline: Baseline | None
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Run the checks that a container cannot run on itself: size, history, base, device code.
+
+    An image that differs from ``baseline`` in Python files only has its device code; its entrypoint starts the program of the
+    engine's check ``command``.
+    """
     engine = engines.find(expected.kind)
     limit = engine.size_limit_bytes if engine else FLASHINFER_LIMIT_BYTES
     size = f"{image.bytes / 2**20:.0f} MiB"
@@ -247,25 +314,36 @@ def _outside(
     else:
         same = image.layers[: len(layers)] == layers
         yield _check("base", same, "its lowest layers are not those of the base that its labels name"), {}
-    if expected.foreign:
+    if expected.foreign or baseline:
         site = f"/{VENV}/lib/python{image.labels['sm120kit.python']}/site-packages"
     else:
         program = "import sysconfig; print(sysconfig.get_path('purelib'))"
         site = store.run(image.id, ["python3", "-c", program], {}).stdout.strip()
+    if baseline:
+        yield from baseline.of_device_code()
+    else:
+        yield from _compiled(image, site, expected, store, workspace)
+    with workspace.scratch() as directory:
+        yield from _rebuilt(image, site, expected, store, directory)
+    for statement in signature(image, workspace):
+        yield statement, {}
+    if expected.serve and f"{expected.kind}/command" in expected.taken_over and baseline:
+        yield from baseline.results("engine/entrypoint")
+    elif expected.serve:
+        yield _entrypoint(image, expected, store)
+    for suite, (name, reason) in NEEDS_GPU.items():
+        if suite in suites(expected.kind):
+            yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
+
+
+def _compiled(
+    image: Image, site: str, expected: ExpectedImage, store: ImageStore, workspace: Workspace
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
     with workspace.scratch() as directory:
         yield from _device_code(image, site, expected, store, directory)
     if expected.b12x:
         with workspace.scratch() as directory:
             yield _b12x_code(image, store, directory)
-    with workspace.scratch() as directory:
-        yield from _rebuilt(image, site, expected, store, directory)
-    for statement in signature(image, workspace):
-        yield statement, {}
-    if expected.serve:
-        yield _entrypoint(image, expected, store)
-    for suite, (name, reason) in NEEDS_GPU.items():
-        if suite in suites(expected.kind):
-            yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
 
 
 def unsigned(repository: str, what: str = "a wheel") -> Check:
@@ -464,6 +542,9 @@ def _suite(name: str) -> Path:
 
 def _files(kind: str) -> dict[str, Path]:
     """The programs of the checks for a kind of image, by their path in the container."""
-    programs = {name: _root() / name for name in ("run.py", "driver_stub.py")}
-    listed = ((name, path) for name in suites(kind) for path in _suite(name).iterdir() if path.suffix in (".py", ".toml"))
+    programs = {name: _root() / name for name in ("run.py", "driver_stub.py", "recorder.py")}
+    programs["recorder/sitecustomize.py"] = _root() / "recorder.py"
+    listed = (
+        (name, path) for name in (*suites(kind), CHANGED) for path in _suite(name).iterdir() if path.suffix in (".py", ".toml")
+    )
     return programs | {f"{name}/{path.name}": path for name, path in sorted(listed)}

@@ -8,6 +8,8 @@ reported as a fact.
 Checks in ``BESIDE`` of their suite run in a process with a home directory of its own beside the others, as they only start
 programs or take long, and their lines are printed last: ``run.py expected.json SUITE... --beside=SUITE``.
 
+Checks in ``taken_over`` of expected.json, as ``SUITE/name``, are not run.
+
 Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``foreign`` in expected.json is set,
 the image is for that other machine, and another Python runs this program: only checks in ``STATIC`` of their suite are run,
 which run no code of the image.
@@ -23,6 +25,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import traceback
 import warnings
@@ -30,9 +33,13 @@ from collections import Counter
 from pathlib import Path
 
 import driver_stub
+import recorder
 
 STUB_VARIABLE = "SM120KIT_DRIVER_STUB"
 """Environment variable that is set while the checks run with a stub: the directory of the stub."""
+
+NAMES = "names.json"
+"""The file in that directory with the names in the stub."""
 
 
 class NotRun(Exception):
@@ -102,10 +109,36 @@ def require_native(name, suite, expected):
         raise NotRun(f"runs code of the image, which is for {expected['foreign']}")
 
 
-def run(suite, check, expected):
-    """Run a check. Returns its JSON line and its unexpected messages."""
+class Reads:
+    """The files that a check, with the programs that it starts, reads and lists below the environment, and imports."""
+
+    def __init__(self):
+        self._new, self._imported, self._directory = set(), set(), tempfile.mkdtemp()
+        paths = [str(Path(__file__).with_name("recorder")), os.environ.get("PYTHONPATH")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        recorder.start(f"{sys.prefix}/lib/", self._new.add)
+
+    def begin(self, name):
+        """Before a check: its programs record into a file of their own."""
+        self._new.clear()
+        os.environ[recorder.VARIABLE] = f"{self._directory}/{name}"
+
+    def end(self):
+        """What the check read, and the files of modules that it imported, which later checks use."""
+        with contextlib.suppress(FileNotFoundError):
+            self._new.update(Path(os.environ[recorder.VARIABLE]).read_text(errors="surrogateescape").splitlines())
+        files = {str(getattr(module, "__file__", "")) for module in tuple(sys.modules.values())}
+        imported = {path for path in files - self._imported if path.startswith(f"{sys.prefix}/lib/")}
+        self._imported |= imported
+        return {"reads": sorted(self._new), "imports": sorted(imported)}
+
+
+def run(suite, check, expected, reads=None):
+    """Run a check. Returns its JSON line, with its seconds and what it read, and its unexpected messages."""
     line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "facts": {}}
-    caught = []
+    caught, began = [], time.monotonic()
+    if reads:
+        reads.begin(f"{suite}-{line['name']}")
     with captured_output() as output:
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -122,6 +155,7 @@ def run(suite, check, expected):
                 if isinstance(error, AssertionError)
                 else (f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
             )
+    line |= {"seconds": round(time.monotonic() - began, 1)} | (reads.end() if reads else {})
     exemptions = expected["allowed"]["messages"]
     origins = {f"{w.category.__name__}: {w.message}": f"{w.filename}:{w.lineno}" for w in caught}
     unexpected, exempt = split_messages(origins, exemptions)
@@ -136,7 +170,7 @@ def run(suite, check, expected):
     return line, unexpected
 
 
-def require_driver():
+def require_driver(expected):
     """Return if a CUDA driver's library can be loaded; otherwise restart this program with a stub last in the loader's path."""
     try:
         ctypes.CDLL(driver_stub.SONAME)
@@ -146,10 +180,18 @@ def require_driver():
             raise
     directory = tempfile.mkdtemp()
     libraries = (path for path in Path(sys.prefix).rglob("*.so*") if path.is_file())
-    Path(directory, driver_stub.SONAME).write_bytes(driver_stub.library(driver_stub.imported_names(libraries)))
+    names = expected.get("driver_stub") or sorted(driver_stub.imported_names(libraries))
+    Path(directory, driver_stub.SONAME).write_bytes(driver_stub.library(names))
+    Path(directory, NAMES).write_text(json.dumps(names))
     paths = [os.environ.get("LD_LIBRARY_PATH", ""), directory]
     os.environ |= {"LD_LIBRARY_PATH": ":".join(filter(None, paths)), STUB_VARIABLE: directory}
     os.execv(sys.executable, [sys.executable, "-B", *sys.argv])
+
+
+def stubbed():
+    """The names in the stub of the driver's library; none with a driver."""
+    directory = os.environ.get(STUB_VARIABLE)
+    return json.loads(Path(directory, NAMES).read_text()) if directory else []
 
 
 def run_beside(path, names, suite):
@@ -168,18 +210,21 @@ def main():
         sys.prefix = "/opt/venv"
         sys.path += map(str, Path(sys.prefix).glob("lib/python*/site-packages"))
     else:
-        require_driver()
+        require_driver(expected)
     directories = [Path(__file__).parent / name for name in names]
     expected["allowed"] = load_exemptions(directories)
     checks, in_beside = [], {}
     for directory in directories:
         module, suite = load_suite(directory / "checks.py"), directory.name
-        for name in [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]:
+        names_of_checks = [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]
+        for name in [name for name in names_of_checks if f"{suite}/{name}" not in expected.get("taken_over", ())]:
             beside = name in getattr(module, "BESIDE", ()) and not expected.get("foreign")
             (in_beside.setdefault(suite, []) if beside else checks).append((suite, vars(module)[f"check_{name}"]))
     children = [] if only else [run_beside(path, names, suite) for suite in in_beside]
+    reads = None if expected.get("foreign") else Reads()
     for suite, check in in_beside[only] if only else checks:
-        line, unexpected = run(suite, check, expected)
+        line, unexpected = run(suite, check, expected, reads)
+        line["process"], line["driver_stub"] = only, stubbed()
         print(json.dumps(line), flush=True)
         for message in unexpected:
             print(f"{suite}/{line['name']}: {message}", file=sys.stderr, flush=True)

@@ -65,19 +65,20 @@ def check_owners(expected):
     """Installed files belong to root, and the user cannot change them.
 
     Without a container daemon all files may appear as the user's. ``owners`` of ``expected`` are then the owners of the files
-    that are not root's, by path, from the headers of the image's layers.
+    that are not root's, by path, from the headers of the image's layers. If ``changed`` is set, the other files are those of
+    an image that passed this check.
     """
-    recorded, count = expected.get("owners"), 0
-    for parent, directories, files in os.walk(OPT if PREFIX.is_relative_to(OPT) else PREFIX):
-        for name in [*directories, *files]:
-            path = Path(parent, name)
-            status = path.lstat()
-            owner = f"{status.st_uid}:{status.st_gid}" if recorded is None else recorded.get(str(path), "0:0")
-            assert owner == "0:0", f"{path} belongs to {owner}"
-            assert stat.S_ISLNK(status.st_mode) or not status.st_mode & 0o7022, f"{path} has mode {status.st_mode:o}"
-            count += 1
+    recorded, count, changed = expected.get("owners"), 0, expected.get("changed")
+    root = OPT if PREFIX.is_relative_to(OPT) else PREFIX
+    walked = (f"{parent}/{name}" for parent, below, files in os.walk(root) for name in [*below, *files])
+    for path in walked if changed is None else filter(os.path.lexists, changed):
+        status = os.lstat(path)
+        owner = f"{status.st_uid}:{status.st_gid}" if recorded is None else recorded.get(path, "0:0")
+        assert owner == "0:0", f"{path} belongs to {owner}"
+        assert stat.S_ISLNK(status.st_mode) or not status.st_mode & 0o7022, f"{path} has mode {status.st_mode:o}"
+        count += 1
     assert not os.access(PREFIX, os.W_OK), f"{PREFIX} is writable"
-    return {"files": str(count)}
+    return {"files": str(count)} if changed is None else {"files of changed layers": str(count)}
 
 
 def check_versions(expected):
@@ -161,9 +162,10 @@ def check_files(expected):
 
     If unrelated wheels contain the same path, the file must be that of one of them and is reported. If a wheel requires
     another, the file must be that of the wheel that requires. ``digests`` of ``expected`` are not computed again: those of the
-    files of layers, which were compared with their digest at the same time.
+    files of layers, which were compared with their digest at the same time. If ``changed`` is set, only those files are
+    compared: the others are those of an image that passed this check.
     """
-    known, read = expected.get("digests", {}), 0
+    known, read, changed = expected.get("digests", {}), 0, expected.get("changed")
     claims, needs, titles, wrong = {}, {}, {}, []
     for distribution in metadata.distributions(path=[str(SITE)]):
         always = [text for text in distribution.requires or () if "extra ==" not in text]
@@ -179,7 +181,8 @@ def check_files(expected):
                 hash_ = None
             claims.setdefault(os.path.normpath(f"{SITE}/{file}"), []).append((name, hash_))
     problems, shared = [], []
-    for path, wheels in claims.items():
+    of_interest = claims if changed is None else {path: claims[path] for path in changed if path in claims}
+    for path, wheels in of_interest.items():
         if len(wheels) > 1:
             required = set().union(*(needs[name] for name, _ in wheels))
             wheels = [(name, hash_) for name, hash_ in wheels if name not in required] or wheels
@@ -204,23 +207,29 @@ def check_files(expected):
             problems.append(f"{path} is not the file of {owners}")
         elif not all(same):
             shared.append(f"{Path(path).name} of {owners}")
-    for parent, directories, files in os.walk(PREFIX):
-        directories[:] = [name for name in directories if name != "__pycache__"]
-        for name in files:
-            path = f"{parent}/{name}"
-            if path not in claims and not VENV_FILES.match(path.removeprefix(f"{PREFIX}/")):
-                problems.append(f"{path} belongs to no wheel")
+    walked = (f"{parent}/{name}" for parent, _, files in os.walk(PREFIX) for name in files)
+    for path in walked if changed is None else filter(os.path.lexists, changed):
+        if path not in claims and "/__pycache__/" not in path and not VENV_FILES.match(path.removeprefix(f"{PREFIX}/")):
+            problems.append(f"{path} belongs to no wheel")
     assert not problems, f"{len(problems)}: " + "; ".join(problems[:5])
-    facts = {"checked files": str(len(claims)), "files read": str(read), "several wheels bring": "; ".join(shared) or "nothing"}
+    facts = {
+        "checked files": str(len(of_interest)),
+        "files read": str(read),
+        "several wheels bring": "; ".join(shared) or "nothing",
+    }
     return facts | {"not as in their RECORD": ", ".join(wrong)} if wrong else facts
 
 
 def check_bytecode(expected):
-    """Bytecode belongs to its source. Python does not check that itself: the bytecode is unchecked hash-based."""
+    """Bytecode belongs to its source. Python does not check that itself: the bytecode is unchecked hash-based.
+
+    If ``changed`` of ``expected`` is set, all other files are those of an image that passed this check.
+    """
     import importlib.util
 
-    count, problems = 0, []
-    for path in SITE.rglob("__pycache__/*.pyc"):
+    count, problems, changed = 0, [], expected.get("changed")
+    compiled = (path for text in changed or () if text.endswith(".pyc") and (path := Path(text)).exists())
+    for path in SITE.rglob("__pycache__/*.pyc") if changed is None else compiled:
         source = path.parents[1] / COMPILED.sub(".py", path.name)
         with path.open("rb") as file:
             head = file.read(16)
@@ -228,7 +237,7 @@ def check_bytecode(expected):
             problems.append(str(path))
         count += 1
     assert not problems, f"{len(problems)} do not belong to their source: " + "; ".join(problems[:5])
-    return {"bytecode files": str(count)}
+    return {"bytecode files": str(count)} if changed is None else {"bytecode files compared again": str(count)}
 
 
 def check_duplicates(expected):

@@ -1,0 +1,29 @@
+"""Checks of an image for which results of another one are taken over: of the Python files in which they differ."""
+
+import json
+import subprocess
+import sys
+
+BESIDE = ("imports",)
+"""Checks that run in a process of their own beside the others."""
+
+IMPORT = """
+import importlib, json, sys
+failed = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        failed[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(failed))
+"""
+
+
+def check_imports(expected):
+    """Every changed module can be imported, or fails as it does in the other image."""
+    modules = expected["changed_modules"]
+    done = subprocess.run([sys.executable, "-c", IMPORT, *modules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"exit code {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}"
+    failed = json.loads(done.stdout.splitlines()[-1])
+    assert not failed, "; ".join(f"{name}: {error}" for name, error in sorted(failed.items()))
+    return {"imported changed modules": ", ".join(modules) or "none"}
