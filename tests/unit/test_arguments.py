@@ -216,6 +216,28 @@ def test_a_template_is_in_the_image_or_mounted(value: str, there: bool, tmp_path
         assert isinstance(result.exception, BadInput) and value in result.exception.message
 
 
+@pytest.mark.parametrize(
+    ("recipe", "option", "value", "there"),
+    [
+        ("vllm-0.33.0", "--tokenizer", "org/tokenizer", True),
+        ("vllm-0.33.0", "--tokenizer", "/tokenizer", False),
+        ("vllm-0.33.0", "--lora-modules", "mine=/adapter", False),
+        ("vllm-0.33.0", "--lora-modules", "mine=org/adapter", True),
+        ("vllm-0.33.0", "--ssl-ca-certs", "ca.crt", False),
+        ("vllm-0.33.0", "--generation-config", "vllm", True),
+        ("sglang-0.5.23", "--speculative-draft-model-path", "/draft", False),
+        ("sglang-0.5.23", "--speculative-draft-model-path", "org/draft", True),
+        ("sglang-0.5.23", "--tokenizer-path", "./tokenizer", False),
+    ],
+)
+def test_every_path_of_an_argument_is_in_the_image_or_mounted(
+    recipe: str, option: str, value: str, there: bool, tmp_path: Path
+) -> None:
+    file = with_arguments(tmp_path, recipe, [option, value])
+    result = CliRunner().invoke(app, ["config", "check", str(file)])
+    assert there == (f"{option} {value.rpartition('=')[2]} is neither" not in getattr(result.exception, "message", ""))
+
+
 @pytest.mark.parametrize("recipe", ["vllm-0.33.0", "vllm-0.33.0-spark", "sglang-0.5.23", "sglang-0.5.23-spark"])
 def test_parsers_of_models_are_parsers_of_the_engine(recipe: str) -> None:
     """The names in each engine's table are in the record that its wheel gave."""

@@ -71,7 +71,7 @@ def _absent_files(name: str, argv: Sequence[str], mounts: Sequence[str]) -> Iter
     """Files that arguments name and the container does not have: neither the image, nor the model, nor a mount."""
     engine, given = of_recipe(name), parser.options(name, argv)
     for option in engine.files:
-        value = given.get(option, "")
+        value = re.sub(r"^[\w.-]+=", "", given.get(option, ""))  # an adapter has a name before its path
         path = PurePosixPath(value)
         if not _FILE.fullmatch(value) or any(map(path.is_relative_to, (MODEL_DIRECTORY, *mounts))):
             continue
@@ -80,8 +80,8 @@ def _absent_files(name: str, argv: Sequence[str], mounts: Sequence[str]) -> Iter
             yield f"{option} {value} is neither in the image nor mounted: mount it with container.mounts"
 
 
-_FILE = re.compile(r"[^{\n]*(/[^{\n]*|\.(jinja2?|json|py|ya?ml|txt|pem))")
-"""A value that is a path. A chat template can also be its text, or for SGLang a name."""
+_FILE = re.compile(r"\.{0,2}/[^{\n]*|[^{\n]*\.(jinja2?|json|py|ya?ml|txt|pem|crt|key)")
+"""A value that is a path. A chat template can also be its text, or for SGLang a name; a tokenizer a repository."""
 
 
 def missing_extras(name: str, argv: Sequence[str]) -> tuple[str, ...]:
