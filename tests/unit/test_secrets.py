@@ -47,6 +47,14 @@ FORMS = {
     "?token=swordfish": "?token=***",
     "http://jane:swordfish@host/x": "http://host/x",
     "proxy jane:swordfish@proxy.example:3128": "proxy jane:***@proxy.example:3128",
+    "{'SECRET_KEY_BASE': 'swordfish', 'DB_PASS': 'swordfish', 'GITHUB_PAT': 'swordfish1'}": (
+        "{'SECRET_KEY_BASE': '***', 'DB_PASS': '***', 'GITHUB_PAT': '***'}"
+    ),
+    "mysqldump -u jane -pswordfish db": "mysqldump -u jane -p*** db",
+    "redis-cli -h host -a swordfish": "redis-cli -h host -a ***",
+    "openssl enc -aes256 -pass pass:swordfish": "openssl enc -aes256 -pass pass:***",
+    "https://hooks.slack.com/services/T0/B0/swordfish": "https://hooks.slack.com/services/***",
+    "https://api.telegram.org/bot123:swordfish/send": "https://api.telegram.org/bot***",
     "-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END": "-----BEGIN RSA PRIVATE KEY-----***-----END",
 }
 NO_SECRETS = (
@@ -65,6 +73,7 @@ NO_SECRETS = (
     "docker run -u 1000:1000 vllm/vllm-openai:v0.33@sha256:00ff",
     "--max-num-batched-tokens 8192 sk_size_per_head_128x64 sk-learn",
     "nvidia-cublas==13.1.0.3 std::chrono 10:02:11",
+    "first_pass=3 num_pass: 4 pass: all, PASS 12; bypass:yes; mysql -port 3306; STATE_PATH=/x/bottle",
     "PWD=/work/x key=abc cache_key=0x99",
 )
 

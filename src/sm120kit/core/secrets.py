@@ -160,7 +160,7 @@ _VALUES = (
 """A value, or several: a list of Python, or separated by commas. The closing quotation mark is no part of it."""
 _ASSIGNED = re.compile(
     r"(?P<keyword>(?<!/)(?:api[_ -]?keys?|(?:access|private|auth|signing)[_-]?key(?:[_-]?id)?"
-    r"|secret(?:[_-](?:access[_-])?key|[_-]id)?s?"
+    r"|secret(?:[_-](?:access[_-])?key(?:_base)?|[_-]id)?s?|(?-i:(?<=[A-Z\d]_)(?:PASS|PAT))"
     r"|token|passw(?:or)?d|passphrase|pwd|credentials?))(?:[_-]?\d{1,3})?"
     r"(?P<sign>\\?['\"]?\s{0,3}(?::=?|=>?(?!=)|(?<=s )(?=\[))\s{0,3})" + _VALUES,
     re.IGNORECASE,
@@ -260,6 +260,20 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], _Replacement], ...] = (
         ("sshpass", "login"),
         re.compile(r"(\b(?:sshpass|login\b[^\n]{0,200}?)\s(?:-p|--password)[ =]?['\"]?)([^\s'\"-][^\s'\"]*)"),
         _credential,
+    ),
+    (
+        ("mysql", "mariadb"),
+        re.compile(r"(\b(?:mysql|mariadb)[\w-]{0,20}\b[^\n]{0,200}?\s-p)(?!ort\b)([^\s'\"]+)"),
+        rf"\1{REDACTED}",
+    ),
+    (("redis-cli",), re.compile(r"(\bredis-cli\b[^\n]{0,200}?\s-a[ =]?['\"]?)([^\s'\"]+)"), rf"\1{REDACTED}"),
+    (("pass:",), re.compile(r"(\s-pass(?:in|out)?[ =]['\"]?pass:)([^\s'\"]+)"), rf"\1{REDACTED}"),
+    (
+        ("hooks", "webhook", "/bot"),
+        re.compile(
+            r"(\b(?:hooks\.slack\.com/\w{1,20}|discord(?:app)?\.com/api/webhooks|api\.telegram\.org/bot(?=\d))/?)[\w/:-]+"
+        ),
+        rf"\1{REDACTED}",
     ),
     ((), re.compile(r"(?i)((?<![/\w.-])passwd[ \t]+)(?!-)([^\s'\",;:]+)"), _credential),
     (
