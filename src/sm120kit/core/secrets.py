@@ -271,7 +271,7 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], _Replacement], ...] = (
     (
         ("hooks", "webhook", "/bot"),
         re.compile(
-            r"(\b(?:hooks\.slack\.com/\w{1,20}|discord(?:app)?\.com/api/webhooks|api\.telegram\.org/bot(?=\d))/?)[\w/:-]+"
+            r"(\b(?:hooks\.slack\.com/\w{1,20}/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot(?=\d)))\w[\w/:-]*"
         ),
         rf"\1{REDACTED}",
     ),
