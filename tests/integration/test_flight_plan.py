@@ -41,6 +41,9 @@ PLAIN: dict[str, Any] = {
     "max_position_embeddings": 40960,
 }
 
+CHECKPOINTS = sorted((data_root() / "recipes" / "checkpoints").glob("*.json"))
+"""The ``config.json`` of published checkpoints."""
+
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
@@ -163,6 +166,7 @@ def test_without_the_hub_the_rest_is_known(hub: ModelHub) -> None:
     assert printed.exit_code == (41 if content["memory"]["fits"] is False else 0), printed.output
     unknown = plan("me/absent", "--gpu", "rtx-5090")
     assert unknown["memory"]["fits"] is None and len(unknown["unknown"]) > 2
+    assert (unknown["engine"], unknown["gpu"], unknown["arguments"]) == ("", "GeForce RTX 5090, 32 GB", [])
     assert isinstance(failure("serve", "me/absent", "--print", "--gpu", "rtx-5090"), FetchFailed)
 
 
@@ -205,6 +209,19 @@ def test_remote_code_does_not_run_unless_it_is_allowed(hub: ModelHub, tmp_path: 
     assert "--trust-remote-code" in plan(name, "--gpu", "rtx-5090", "--", "--trust-remote-code")["arguments"]
 
 
+def test_back_ends_of_another_configuration_are_named_as_such(hub: ModelHub, tmp_path: Path) -> None:
+    """Only of one that leaves them to the engine, as the derived one does."""
+    for name in ("gpt-oss-120b", "Qwen3.5-27B-FP8", "Qwen3.6-35B-A3B-NVFP4"):
+        (path,) = (path for path in CHECKPOINTS if path.stem.endswith(f"--{name}"))
+        own = publish(hub, tmp_path, f"me/{name}", parse_json(path.read_bytes())["config"])
+        found = plan(own, "--gpu", "rtx-pro-6000", "--gpus", "1")["backends"]
+        source = found["source"]
+        assert bool(source) == bool(found["selected"])
+        if source:
+            assert not any("backend" in option for option in configurations.load(source).arguments)
+            assert not any(use.startswith("draft") for use in found["selected"])
+
+
 def test_folder_and_file(hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     local = folder(tmp_path / "weights", PLAIN, WEIGHT)
@@ -228,10 +245,6 @@ def test_usage() -> None:
         assert result.exit_code == 2, result.output
     assert isinstance(failure("plan", "gpt-oss-20b-1x-rtx-pro-6000", "--gpu", "rtx-5090"), Exception)
     assert isinstance(failure("plan", "no-such-configuration"), NotFound)
-
-
-CHECKPOINTS = sorted((data_root() / "recipes" / "checkpoints").glob("*.json"))
-"""The ``config.json`` of published checkpoints."""
 
 
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import BadInput
+from sm120kit.core.errors import AlreadyExists, BadInput
 from sm120kit.recipes import configurations, new_repository
 
 LAUNCHES: list[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "data" / "launches.toml").read_text())["launch"]
@@ -61,3 +61,51 @@ def test_launch_is_refused_with_every_problem(launch: dict[str, Any], repository
     for part in launch["refused"]:
         assert part in result.exception.message
     assert not [*(repository / "configurations").glob("*.toml")], "nothing is half done"
+
+
+BOMB = "services: {a: &a [x, x, x, x, x, x, x, x, x, x], " + ", ".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 10)}]" for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (BOMB + "}", "values"),
+        ("services: &all {again: *all}", "values"),
+        ("services: " + "[" * 500 + "]" * 500, "deeply"),
+        ("services: {a: [}", "expected"),
+        ("services: {a: " + "x" * 300_000 + "}", "characters"),
+        ("services: {db: {image: postgres}}", "db"),
+        ("services: {}", "no service"),
+        ("services: {llm: {image: vllm/vllm-openai, command: 5, ports: 8000, volumes: {a: b}, environment: [1]}}", "llm"),
+        ("model: a/b\nruntime: llama-cpp\n", "llama-cpp"),
+        ("model: [a]\ncommand: {b: c}\n", "no command"),
+        ("name: x\nversion: 3\n", "services"),
+        ('bash -c "bash -c \'bash -c \\"bash -c x\\"\'"', "no command"),
+        ("echo 'vllm serve x", "no command"),
+        ("docker run", "no command"),
+        ("vllm serve", "no model"),
+        ("\0\x1b[31m", "no command"),
+        ("", "no command"),
+    ],
+)
+def test_malformed_files_are_refused(text: str, word: str, repository: Path) -> None:
+    result = import_({"text": text}, repository)
+    assert isinstance(result.exception, BadInput) and word in result.exception.message, (result.output, result.exception)
+
+
+def test_standard_input_and_existing_files(repository: Path) -> None:
+    line = "vllm serve Qwen/Qwen3-8B --max-num-seqs 4"
+    for options, error in (([], None), ([], AlreadyExists), (["--overwrite"], None)):
+        argv = ["config", "new", "--from", "-", "--gpu", "rtx-5090", *options, "--", "--max-num-seqs", "8"]
+        result = CliRunner().invoke(app, argv, input=line)
+        assert type(result.exception) is (error or type(None)), (result.output, result.exception)
+    made = configurations.load("qwen3-8b-1x-rtx-5090")
+    assert made.option("--max-num-seqs") == "8" and made.hardware.memory_gb == 32
+    other = CliRunner().invoke(app, ["config", "new", "--from", "-", "--engine", "sglang@0.5.23"], input=line)
+    assert isinstance(other.exception, BadInput) and "vLLM" in other.exception.message
+    unrecorded = CliRunner().invoke(
+        app, ["config", "new", "--from", "-", "--engine", "vllm@0.20.0", "--name", "old"], input=line
+    )
+    assert unrecorded.exit_code == 0 and "not checked" in unrecorded.stderr, unrecorded.output

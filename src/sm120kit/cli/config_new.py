@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Overwrite, ServerArguments
+from sm120kit.cli.options import Overwrite
 from sm120kit.cli.server_plan import PlannedServer
 from sm120kit.core import console
 
@@ -23,10 +23,13 @@ MAX_BYTES = 2**20
 
 
 def new(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A repository of the Hugging Face Hub, a folder, or a configuration.")
-    ] = "",
-    arguments: ServerArguments = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A repository of the Hugging Face Hub, a folder, or a configuration; after --: options of the engine.",
+        ),
+    ] = None,
     source: Annotated[
         str,
         typer.Option(
@@ -48,16 +51,19 @@ def new(
     """
     from sm120kit.recipes import configuration_file, configurations
 
-    if bool(model) == bool(source):
-        raise typer.BadParameter("name either a model or --from FILE")
+    given = words or []
+    named = [word for word in given[:1] if not word.startswith("-")]
+    arguments = given[len(named) :]
+    if bool(named) == bool(source) or (arguments and not arguments[0].startswith("-")):
+        raise typer.BadParameter("name either one model or --from FILE; options of the engine follow --")
     if name and not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
         raise typer.BadParameter(f"{name!r} has other characters than a-z, 0-9, '.', '_' and '-'", param_hint="--name")
     if source:
-        data, name, comments = _imported(source, server, name, arguments or [])
+        data, name, comments = _imported(source, server, name, arguments)
     else:
         from sm120kit.serving.served_model import served_model
 
-        served = served_model(server.request(model, arguments), server.root, planned=True)
+        served = served_model(server.request(named[0], arguments), server.root, planned=True)
         name, comments = name or served.configuration.name, served.notes
         data = configuration_file.content(served.configuration.model_copy(update={"name": name}))
     path = configuration_file.write(name, configuration_file.text({**data, "name": name}, comments), overwrite=overwrite)

@@ -64,7 +64,7 @@ def plan(config: ServeTarget, arguments: ServerArguments = None, *, server: Plan
     if json:
         console.json_data(asdict(planned))
         return
-    console.table(("", ""), list(_rows(planned)))
+    console.table(("field", "value"), list(_rows(planned)))
     console.data("unverified on SM120")
 
 
@@ -86,8 +86,8 @@ def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:
     size = f"{model.weight_bytes / 1e9:.1f} GB" if model.weight_bytes else "unknown size"
     yield "model", ", ".join(filter(None, (model.repository, " ".join(model.architectures), model.quantization, size)))
     yield "revision", model.revision
-    yield "configuration", f"{plan.configuration}{', derived' if plan.derived else ''}"
-    yield "engine", plan.engine
+    yield "configuration", f"{plan.configuration or 'unknown'}{', derived' if plan.derived else ''}"
+    yield "engine", plan.engine or "unknown"
     machines = f" on {plan.nodes} machines" if plan.nodes > 1 else ""
     yield "GPUs", f"{plan.gpus} x {plan.gpu}{machines}"
     yield "fits", f"{ {True: 'yes', False: 'no', None: 'unknown'}[memory.fits] }: {memory.reason}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -123,7 +124,7 @@ MAX_REASONS = 20
 
 def _without(argv: list[str], message: str) -> list[str]:
     """A command line without the option that a message of argparse is about, and its values."""
-    names = message.removeprefix("argument ").partition(":")[0].split("/")
+    names = re.sub("^(argument|ambiguous option:) ", "", message).partition(":")[0].partition(" ")[0].split("/")
     first = next((number for number, word in enumerate(argv) if word.partition("=")[0] in names), len(argv))
     end = next((number for number in range(first + 1, len(argv)) if argv[number].startswith("--")), len(argv))
     return argv[:first] + argv[end:]

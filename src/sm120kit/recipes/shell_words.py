@@ -118,6 +118,8 @@ def _command(words: Sequence[str], shell: Shell, depth: int) -> Iterator[ShellCo
     if words[0] == "env":
         yield from _command([word for word in words[1:] if word != "-"], shell, depth)
         return
+    if words[1:2] == ["exec"]:  # of docker: the shell in the container
+        words = words[next((n for n, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), 0) :]
     script = inner_script(words)
     if script is not None:
         inner = Shell({**shell.variables, **given}, shell.arrays, {**shell.exported, **given})

@@ -92,15 +92,15 @@ def gpu_word(hardware: Hardware) -> str:
 def published(repository: str, hardware: Hardware | None, *, exact: bool, engine: str = "") -> Configuration | None:
     """The configuration of a model that exists for GPUs, or for as many of them as it needs unless they are ``exact``.
 
-    The one with the most GPUs, then with the highest figure, on the newest recipe of its engine. Without ``hardware`` the one
-    with the fewest GPUs.
+    The one with the most GPUs, then with the highest figure; none that is historical. Without ``hardware`` the one with the
+    fewest GPUs.
     """
     every = [configurations.load(name) for name in configurations.names()]
     usable = [
         each
         for each in every
         if each.model.repository.lower() == repository.lower()
-        and each.engine in recipes.newest(each.served_by.name)
+        and not each.historical
         and engine in ("", each.engine, each.served_by.name)
         and (hardware is None or _suits(each.hardware, hardware, exact=exact))
     ]
@@ -224,6 +224,7 @@ class _Draft:
     def _with(self, context: tuple[str, ...]) -> Configuration:
         facts, repository = self.model.facts, self.model.repository
         name = _slug(f"{repository.partition('/')[2]}-{self.hardware.gpus}x-{gpu_word(self.hardware)}")
+        name += "-derived" * (name in configurations.names())
         data = {
             "summary": f"{repository} on {self.hardware.gpus} x {self.hardware.gpu}, derived from its config.json and headers",
             "engine": self.recipe.name,
@@ -281,8 +282,6 @@ class _Draft:
             yield f"the KV cache is FP8, so that {LEAST_CONTEXT:,} tokens fit; its scales are not in every checkpoint"
         if facts.mtp and not self._speculation():
             yield f"the checkpoint has MTP layers, which {self.recipe.name} cannot draft with"
-        if facts.mtp_layers and facts.tensors and not facts.mtp:
-            yield f"config.json claims {facts.mtp_layers} MTP layers, and no tensor belongs to one: no speculation"
         if not engine.parsers_of(facts.model_type, self.model.repository).tools:
             yield f"no tool parser is known for model type {facts.model_type or 'unknown'}"
         if facts.remote_code:

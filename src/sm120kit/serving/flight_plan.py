@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120kit import recipes
 from sm120kit.core.errors import NotFound
+from sm120kit.engines import parser
 from sm120kit.images import backends
-from sm120kit.recipes import load_engine, load_flashinfer
+from sm120kit.recipes import configurations, load_engine, load_flashinfer
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
 from sm120kit.serving.derived_configuration import overflows
 from sm120kit.serving.fit import Device, Fit, estimate
-from sm120kit.serving.served_model import ModelToServe
+from sm120kit.serving.served_model import ModelToServe, recorded_facts
 
 SCHEMA_VERSION = 1
 """Increased by an incompatible change of ``plan --json``, whose schema is docs/plan.schema.json."""
@@ -84,7 +85,8 @@ class PlannedRates:
 class FlightPlan:
     """What ``sm120kit plan --json`` prints.
 
-    ``derived``: no file has the configuration. ``first_use`` is what compiles when the server starts or is first used.
+    ``derived``: no file has the configuration; its name and ``engine`` are "" if they are not known. ``first_use`` is what
+    compiles when the server starts or is first used.
     ``speculation`` is the method with its draft tokens, "" without. ``defects`` are known ones of this checkpoint or engine.
     ``command`` starts the server, which has these ``arguments``.
     """
@@ -114,6 +116,7 @@ def flight_plan(served: ModelToServe, command: tuple[str, ...], cache: Path, rat
     """The plan of a server; ``cache`` is the download cache, and ``command`` what starts the server."""
     configuration, facts = served.configuration, served.facts
     hardware, drafts = configuration.hardware, configuration.speculation
+    decided = facts is not None or not served.derived
     memory = _memory(configuration, facts)
     selected = _backends(configuration, facts)
     download = PlannedDownload(
@@ -121,22 +124,22 @@ def flight_plan(served: ModelToServe, command: tuple[str, ...], cache: Path, rat
     )
     unknown = {
         "the Hub": served.unreached,
-        "sizes of the model, engine and arguments": "" if facts or not served.derived else "they follow from config.json",
+        "sizes of the model, engine and arguments": "" if decided else "they follow from config.json",
         "memory": memory.reason if memory.fits is None else "",
         "back-ends": "" if selected.source else "not recorded for this model, GPU and engine, which selects them at its start",
         "rates": "" if rates else "the roofline does not cover this model, GPU or number of machines",
     }
     return FlightPlan(
-        configuration=configuration.name,
+        configuration=configuration.name if decided else "",
         derived=served.derived,
-        engine=configuration.engine,
+        engine=configuration.engine if decided else "",
         gpus=hardware.gpus,
         gpu=hardware.gpu,
         nodes=hardware.nodes,
         model=_model(configuration, facts, served.revision),
         memory=memory,
         backends=selected,
-        first_use=tuple(_first_use(configuration)),
+        first_use=tuple(_first_use(configuration)) if decided else (),
         speculation=f"{drafts.method}, {drafts.draft_tokens} draft tokens" if drafts else "",
         defects=tuple(_defects(configuration, facts)),
         download=download,
@@ -207,18 +210,27 @@ def _backends(configuration: Configuration, facts: Checkpoint | None) -> Planned
         return PlannedBackends(configuration.name, own["selected"])
     gpu = backends.gpu(configuration)
     for name, entry in recorded.items():
-        if facts and entry["selected"] and entry.get("gpu") == gpu and _is_alike(name, facts):
-            return PlannedBackends(name, entry["selected"])
+        if (
+            facts
+            and entry["selected"]
+            and entry.get("gpu") == gpu
+            and _is_alike(configuration, facts, name, entry["arguments"])
+        ):
+            drafting = configuration.speculation is not None
+            used = {use: names for use, names in entry["selected"].items() if drafting or not use.startswith("draft")}
+            return PlannedBackends(name, used)
     return PlannedBackends("", {})
 
 
-def _is_alike(name: str, facts: Checkpoint) -> bool:
-    from sm120kit.recipes import configurations
-    from sm120kit.serving.served_model import recorded_facts
-
+def _is_alike(configuration: Configuration, facts: Checkpoint, name: str, argv: Sequence[str]) -> bool:
+    """Whether an engine selects for a configuration what it selects for that of a name: neither names a back-end itself."""
+    given, other = (parser.options(configuration.engine, each) for each in (configuration.arguments, argv))
+    (kv_type,) = configuration.served_by.options["kv_type"]
+    if any("backend" in option for option in (*given, *other)) or given.get(kv_type) != other.get(kv_type):
+        return False
     with suppress(NotFound):  # of a configuration that is not there any more
-        other = recorded_facts(configurations.load(name).model.repository)
-        return other is not None and (other.architectures, other.quantization) == (facts.architectures, facts.quantization)
+        known = recorded_facts(configurations.load(name).model.repository)
+        return known is not None and (known.architectures, known.quantization) == (facts.architectures, facts.quantization)
     return False
 
 

@@ -213,7 +213,9 @@ def planned_model(request: ServeRequest, root: Path) -> ModelToServe:
     try:
         served = served_model(request, root, planned=True)
     except HubUnreachable as error:
-        return ModelToServe(_any(request.target), derived=True, unreached=error.message)
+        hardware = derived_configuration.planned_gpus(request.gpu, request.count or 1) if request.gpu else None
+        unknown = _any(request.target).model_copy(update={"hardware": hardware} if hardware else {})
+        return ModelToServe(unknown, derived=True, unreached=error.message)
     if served.facts or served.folder:
         return served
     try:
