@@ -213,6 +213,48 @@ def test_export_merges_the_removal_of_a_patch(patch_dir: PatchDirectory, tmp_pat
     assert patches.lint(patch_dir.root) == []
 
 
+def test_two_people_change_different_files_of_a_patch(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """One changes the patch's file, the other adds a file to it and a line to its message; the later export has all."""
+    two_projects(patch_dir)
+    mine, yours = tmp_path / "mine", tmp_path / "yours"
+    tree = edited(patch_dir, mine)
+    edited(patch_dir, yours)
+    (yours / "extra.h").write_text("extra\n")
+    git_in(yours, "add", "extra.h")
+    text = message("launcher: é", "flashinfer", "==0.6.*").replace("Because.", "Because.\n\nAlso extra.h.")
+    git_in(yours, "commit", "-q", "--amend", "-m", text + "Patch: flashinfer/third\n")
+    assert [path.name for path in export_edits(yours, tree.checkout, patch_dir.root)] == ["third.patch"]
+    (mine / LAUNCHER).write_text(changed((mine / LAUNCHER).read_text(), 20, "mine\n"))
+    git_in(mine, "commit", "-qa", "--amend", "--no-edit")
+    assert [path.name for path in export_edits(mine, tree.checkout, patch_dir.root)] == ["third.patch"]
+    merged = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(merged, "extra.h") == "extra\n" and "mine\n" in text_at(merged, LAUNCHER)
+    assert b"Also extra.h." in (patch_dir.root / "flashinfer/third.patch").read_bytes()
+    assert patches.lint(patch_dir.root) == []
+    assert export_edits(mine, tree.checkout, patch_dir.root) == [], "nothing is written twice"
+
+
+def test_two_people_change_different_lines_of_a_file(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    two_projects(patch_dir)
+    directories = [tmp_path / "mine", tmp_path / "yours"]
+    tree = edited(patch_dir, directories[0])
+    edited(patch_dir, directories[1])
+    for directory, line in zip(directories, (10, 25), strict=True):
+        (directory / LAUNCHER).write_text(changed((directory / LAUNCHER).read_text(), line, f"line {line} of mine\n"))
+        git_in(directory, "commit", "-qa", "--amend", "--no-edit")
+        assert [path.name for path in export_edits(directory, tree.checkout, patch_dir.root)] == ["third.patch"]
+    merged = text_at(patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides), LAUNCHER)
+    assert "line 10 of mine\n" in merged and "line 25 of mine\n" in merged
+
+
+def edited_in(patch_dir: PatchDirectory, directory: Path, line: int, text: str) -> Path:
+    """A directory in which the last patch changes another line of the launcher."""
+    edited(patch_dir, directory)
+    (directory / LAUNCHER).write_text(changed((directory / LAUNCHER).read_text(), line, text))
+    git_in(directory, "commit", "-qa", "--amend", "--no-edit")
+    return directory
+
+
 @pytest.mark.parametrize("side", ["changed", "removed here", "removed there"])
 def test_export_refuses_a_patch_that_both_changed(patch_dir: PatchDirectory, tmp_path: Path, side: str) -> None:
     two_projects(patch_dir)
@@ -222,8 +264,11 @@ def test_export_refuses_a_patch_that_both_changed(patch_dir: PatchDirectory, tmp
     if side == "removed there":
         third.unlink()
         (third.parent / "series").write_text("")
-    else:
+    elif side == "removed here":
         rewritten(third, b"Why it exists.", b"Why it still exists.")
+    else:
+        other = edited_in(patch_dir, tmp_path / "other", 20, "yours\n")
+        assert [path.name for path in export_edits(other, tree.checkout, patch_dir.root)] == ["third.patch"]
     if side == "removed here":
         git_in(clone, "reset", "-q", "--hard", "HEAD^")
     else:
@@ -232,10 +277,23 @@ def test_export_refuses_a_patch_that_both_changed(patch_dir: PatchDirectory, tmp
     before = contents(patch_dir.root)
     with pytest.raises(Mismatch) as error:
         export_edits(clone, tree.checkout, patch_dir.root)
-    names = {"changed": "", "removed here": ", which the directory removed", "removed there": ", which the series lacks"}
+    names = {
+        "changed": f": both changed the same lines of {LAUNCHER}",
+        "removed here": ", which the directory removed",
+        "removed there": ", which the series lacks",
+    }
     assert error.value.message.splitlines()[1] == f"  flashinfer/third{names[side]}"
     assert contents(patch_dir.root) == before
     assert error.value.hint.startswith(f"sm120kit patch edit {RECIPE} --into NEW")
+    if side == "changed":
+        again = edited(patch_dir, new)
+        git_in(new, "fetch", "-q", str(clone))
+        (picked,) = error.value.hint.partition("cherry-pick ")[2].partition(";")[0].split()
+        git_in(new, "cherry-pick", "-X", "theirs", picked)
+        git_in(new, "reset", "-q", "--soft", "HEAD^")  # as `git rebase -i` squashes
+        git_in(new, "commit", "-q", "--amend", "--no-edit")
+        assert [path.name for path in export_edits(new, again.checkout, patch_dir.root)] == ["third.patch"]
+        assert b"mine" in third.read_bytes() and b"yours" not in third.read_bytes()
     if side == "removed there":
         again = edited(patch_dir, new)
         git_in(new, "fetch", "-q", str(clone), "series")

@@ -161,8 +161,8 @@ def export(
     """Write the commits of a `patch edit` repository to the patch files.
 
     The file of an unchanged commit stays as it is. A commit ported from another version becomes a variant, one of headers goes
-    to cutlass_overrides. If the series changed since, both are merged patch by patch. Nothing is written if they changed the
-    same patch, or if the directory was made from another recipe.
+    to cutlass_overrides. If the series changed since, both are merged patch by patch; one that both changed is merged as git
+    merges it. Nothing is written if git does not, or if the directory was made from another recipe.
     """
     from sm120kit import patches
     from sm120kit.patches.checkout import PATCHES

@@ -201,7 +201,7 @@ def export_edits(
             except (BothChanged, PatchConflict) as reason:
                 message = f"the series changed since {directory} was made, and cannot be merged with it:\n{reason}"
                 listed = "".join(f"\n  {change}" for change in meanwhile)
-                raise Mismatch(message + listed, _by_hand(directory, record, present)) from None
+                raise Mismatch(message + listed, _by_hand(directory, present.recipe, sides.own)) from None
             exported = export(repository, BASE, merged, projects, headers)
         changed = write_back(repository, exported, projects, root, overwrite, own_files)
         for change in meanwhile:
@@ -243,8 +243,9 @@ def _require_same_origin(directory: Path, record: EditRecord, present: EditRecor
         )
 
 
-def _by_hand(directory: Path, record: EditRecord, present: EditRecord) -> str:
-    """The commands that move the commits of a directory to a new one."""
-    own = [commit[:12] for commit in present.commits if commit not in record.commits]
-    steps = f"; in NEW: git fetch {directory.absolute()} && git cherry-pick {' '.join(own)}; export from NEW" if own else ""
-    return f"sm120kit patch edit {present.recipe} --into NEW{steps}"
+def _by_hand(directory: Path, recipe: str, own: Sequence[str]) -> str:
+    """The commands that move the changed commits of a directory to a new one."""
+    picks = " ".join(commit[:12] for commit in own)
+    steps = f"; in NEW: git fetch {directory.absolute()} && git cherry-pick {picks}" if own else ""
+    squash = f"; make one commit of those with the same line Patch: git rebase -i {BASE}; export from NEW" if own else ""
+    return f"sm120kit patch edit {recipe} --into NEW{steps}{squash}"
