@@ -702,3 +702,38 @@ def test_errors_of_the_command(runner: Runner, tmp_path: Path) -> None:
     runner.driver = tmp_path
     done = runner.command("")
     assert done.returncode == 41 and "verify run needs a GPU of compute capability 9.0" in done.stderr
+
+
+# ---- the plug-in of pytest
+
+TESTS = """
+import ctypes, pathlib
+cuda, module = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+def load(name):
+    return cuda.cuModuleLoadData(ctypes.byref(module), (pathlib.Path("MODULES") / name).read_bytes() + b"\\0")
+def test_ptx(): assert load("kernel.ptx") == 0
+def test_hopper(): load("hopper-and-code.fatbin")
+def test_machine_code(): load("kernel.cubin")
+def test_wrong(): assert load("kernel.ptx") == 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "code", "outcomes"),
+    [
+        ("test_ptx", 0, {"test_ptx": "PASSED"}),
+        ("test_", 1, {"test_ptx": "PASSED", "test_hopper": "FAILED", "test_machine_code": "FAILED", "test_wrong": "FAILED"}),
+    ],
+)
+def test_pytest_plugin(runner: Runner, modules: Path, tmp_path: Path, chosen: str, code: int, outcomes: dict[str, str]) -> None:
+    """Tests run under the preloaded driver; those with modules that are not verified fail, whatever they assert."""
+    (tmp_path / "test_kernels.py").write_text(TESTS.replace("MODULES", str(modules)))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    words = ["-p", "sm12x_lab.pytest_plugin", "-p", "no:cacheprovider", "--sm12x", "-v", "-k", chosen, "test_kernels.py"]
+    env = {**os.environ, "LD_LIBRARY_PATH": str(runner.driver), "STUB_RECORDS": str(runner.records)}
+    env |= {"SM120KIT_STATE": str(runner.records / "state"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run([sys.executable, "-m", "pytest", *words], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    found = dict(re.findall(r"::(\w+) (PASSED|FAILED)", done.stdout))
+    assert found == outcomes
+    assert ("not verified for SM120; refused: " in done.stdout) == (code == 1)
