@@ -16,7 +16,7 @@ import pytest
 
 from sm12x_lab import RECEIPTS, gpu, gpu_tests
 from sm12x_lab.gpu import Backend, CudaDevice
-from sm12x_lab.gpu_tests import compiled, faults, programs, receipt, running, verification, verified_kernels
+from sm12x_lab.gpu_tests import compiled, faults, gpu_session, programs, receipt, running, verification, verified_kernels
 from sm12x_lab.gpu_tests.programs import Compiler, EngineTree, Program
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome
 from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration, VerificationScope
@@ -24,7 +24,11 @@ from sm120kit import patches
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.records import LeftOut, Toolchain
+from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.kernel_records import Tile, TileFacts
+from sm120kit.recipes.target import resolve_flashinfer
+from sm120kit.sources import Origin
+from sm120kit.sources.run_options import Options
 
 RECORDED = Path(__file__).with_name("data") / "verify"
 PASSED = (RECORDED / "passed.jsonl").read_text().splitlines()
@@ -686,7 +690,27 @@ def test_programs_without_kernel_code_are_only_those_of_the_build(bench: Bench) 
 # ---- programs that another machine compiled
 
 
-def save(bench: Bench, directory: Path) -> None:
+INPUTS = "b" * 64
+
+
+def test_compiled_programs_need_neither_network_nor_sources(bench: Bench, tmp_path: Path) -> None:
+    """An empty state directory, offline: the recipe and its series decide whether they are those of its tree."""
+    options = Options(Workspace.open(tmp_path / "state"), Origin(offline=True))
+    scope = VerificationScope(Backend.EMULATE, quick=True)
+    target = resolve_flashinfer("flashinfer-0.6.6", options)
+    save(bench, tmp_path / "programs", target.recipe.name, gpu_session.source_inputs(target))
+    given = gpu_session.given_programs(target, scope, tmp_path / "programs", "sm_90a", captured=False)
+    assert given.record.tree == TREE and not list((tmp_path / "state" / "checkouts").glob("*"))
+    other = resolve_flashinfer("flashinfer-0.7.2.post1", options)
+    changed = replace(target, files={**target.files, f"patches/{target.recipe.pin.project}/new.patch": "d" * 64})
+    for wrong in (other, changed):
+        with pytest.raises(BadRecord, match="another version of the source, or other patches"):
+            gpu_session.given_programs(wrong, scope, tmp_path / "programs", "sm_90a", captured=False)
+    elsewhere = replace(target, files={**target.files, "patches/vllm/new.patch": "d" * 64})
+    assert gpu_session.given_programs(elsewhere, scope, tmp_path / "programs", "sm_90a", captured=False)
+
+
+def save(bench: Bench, directory: Path, engine: str = "x", inputs: str = "b" * 64) -> None:
     scope = VerificationScope(Backend.EMULATE, quick=True)
     built = verification.compile_only(verified_kernels.Matrix((GROUPED,)), [bench.stock], TREE, bench.compiler)
     broken = replace(verification._program(GROUPED, TREE), name="broken")
@@ -694,12 +718,13 @@ def save(bench: Bench, directory: Path) -> None:
         directory,
         compiled.CompiledVerification(
             compiled.FORMAT,
-            "x",
+            engine,
             gpu_tests.sources_digest(),
             scope,
             False,
             bench.compiler.arch,
             bench.compiler.toolchain,
+            inputs,
             TREE,
             verified_kernels.Matrix((GROUPED,)),
             (bench.stock,),
@@ -714,7 +739,7 @@ def save(bench: Bench, directory: Path) -> None:
 def test_compiled_programs_run_on_another_machine(bench: Bench, tmp_path: Path) -> None:
     save(bench, tmp_path / "programs")
     loaded = compiled.load(
-        tmp_path / "programs", "x", TREE.tree, VerificationScope(Backend.EMULATE, quick=True), "sm_90a", captured=False
+        tmp_path / "programs", "x", INPUTS, VerificationScope(Backend.EMULATE, quick=True), "sm_90a", captured=False
     )
     record = loaded.record
     assert loaded.toolchain == bench.compiler.toolchain and loaded.arch == "sm_90a"
@@ -734,17 +759,17 @@ def test_compiled_programs_run_on_another_machine(bench: Bench, tmp_path: Path) 
         ({"engine": "y"}, "recipe x"),
         ({"scope": VerificationScope(Backend.EMULATE)}, "--device, --only and --quick"),
         ({"captured": True}, "--ptx"),
-        ({"tree": "c" * 40}, "tree aaaaaaaaaaaa, and the recipe's is cccccccccccc"),
+        ({"inputs": "c" * 64}, "another version of the source, or other patches"),
         ({"arch": "sm_121a"}, "target sm_90a, and this GPU's is sm_121a"),
     ],
-    ids=["recipe", "scope", "ptx", "tree", "arch"],
+    ids=["recipe", "scope", "ptx", "inputs", "arch"],
 )
 def test_programs_of_another_verification_are_refused(
     bench: Bench, tmp_path: Path, changed: dict[str, object], reason: str
 ) -> None:
     save(bench, tmp_path)
     scope = VerificationScope(Backend.EMULATE, quick=True)
-    required = {"engine": "x", "tree": TREE.tree, "scope": scope, "arch": "sm_90a", "captured": False} | changed
+    required = {"engine": "x", "inputs": INPUTS, "scope": scope, "arch": "sm_90a", "captured": False} | changed
     with pytest.raises(BadRecord, match=f"another verification: {reason}"):
         compiled.load(tmp_path, **required)  # type: ignore[arg-type]
 
@@ -752,18 +777,18 @@ def test_programs_of_another_verification_are_refused(
 def test_changed_programs_are_refused(bench: Bench, tmp_path: Path) -> None:
     scope = VerificationScope(Backend.EMULATE, quick=True)
     with pytest.raises(BadRecord, match="no record"):
-        compiled.load(tmp_path, "x", TREE.tree, scope, "sm_90a", captured=False)
+        compiled.load(tmp_path, "x", INPUTS, scope, "sm_90a", captured=False)
     save(bench, tmp_path)
     record = tmp_path / compiled.RECORD
     record.write_text(record.read_text().replace(gpu_tests.sources_digest(), "0" * 64))
     with pytest.raises(BadRecord, match="other programs than this version"):
-        compiled.load(tmp_path, "x", TREE.tree, scope, "sm_90a", captured=False)
+        compiled.load(tmp_path, "x", INPUTS, scope, "sm_90a", captured=False)
     record.write_text(record.read_text()[:-9])
     with pytest.raises(BadRecord, match="is damaged"):
-        compiled.load(tmp_path, "x", TREE.tree, scope, "sm_90a", captured=False)
+        compiled.load(tmp_path, "x", INPUTS, scope, "sm_90a", captured=False)
     save(bench, tmp_path)
     loaded, program = (
-        compiled.load(tmp_path, "x", TREE.tree, scope, "sm_90a", captured=False),
+        compiled.load(tmp_path, "x", INPUTS, scope, "sm_90a", captured=False),
         verification._program(GROUPED, TREE),
     )
     (tmp_path / GROUPED.name).write_text("#!/bin/sh\n")
@@ -777,7 +802,7 @@ def test_programs_in_the_present_directory_are_started_by_their_path(
     save(bench, tmp_path)
     monkeypatch.chdir(tmp_path)
     scope = VerificationScope(Backend.EMULATE, quick=True)
-    loaded = compiled.load(Path(), "x", TREE.tree, scope, "sm_90a", captured=False)
+    loaded = compiled.load(Path(), "x", INPUTS, scope, "sm_90a", captured=False)
     program = verification._program(GROUPED, TREE)
     with loaded.compile_all([program]) as given:
         assert list(given) == [(program, tmp_path.resolve() / GROUPED.name)]

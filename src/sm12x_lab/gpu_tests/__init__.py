@@ -6,7 +6,7 @@ each must be detected.
 """
 
 from sm12x_lab.gpu import Backend, CudaDevice, arch, probe, require
-from sm12x_lab.gpu_tests.compiled import CompiledVerification, load, save
+from sm12x_lab.gpu_tests.compiled import CompiledPrograms, CompiledVerification, load, save
 from sm12x_lab.gpu_tests.faults import SeededFault, mutants, stock_fault
 from sm12x_lab.gpu_tests.programs import HEADERS, Compiler, EngineTree, Programs, sources_digest
 from sm12x_lab.gpu_tests.receipt import receipt_name, record, stale
@@ -17,6 +17,7 @@ from sm12x_lab.gpu_tests.verified_kernels import Matrix, VerificationScope, matr
 __all__ = [
     "HEADERS",
     "Backend",
+    "CompiledPrograms",
     "CompiledVerification",
     "Compiler",
     "CudaDevice",

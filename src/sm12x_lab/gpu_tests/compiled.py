@@ -21,7 +21,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadRecord, CompileFailed
 from sm120kit.core.records import Toolchain
 
-FORMAT = 1
+FORMAT = 2
 RECORD = "programs.json"
 COMPILE_AGAIN = "compile them again: sm120kit verify kernels RECIPE --compile-only --programs DIR"
 
@@ -30,8 +30,9 @@ COMPILE_AGAIN = "compile them again: sm120kit verify kernels RECIPE --compile-on
 class CompiledVerification:
     """The record of a directory: kernels, seeded faults and programs of a verification, and the compilers of the programs.
 
-    ``captured``: the programs have no code for the kernels of the build. ``digests`` are the sha256 of the executables by
-    program name, ``failed`` message and hint of those that do not compile.
+    ``inputs`` is the digest of what determines ``tree``, so that a machine without the sources can compare it. ``captured``:
+    the programs have no code for the kernels of the build. ``digests`` are the sha256 of the executables by program name,
+    ``failed`` message and hint of those that do not compile.
     """
 
     format: int
@@ -41,6 +42,7 @@ class CompiledVerification:
     captured: bool
     arch: str
     toolchain: Toolchain
+    inputs: str
     tree: EngineTree
     matrix: Matrix
     seeded: tuple[SeededFault, ...]
@@ -105,8 +107,8 @@ def save(directory: Path, record: CompiledVerification, built: Mapping[Program, 
     write_atomic(directory / RECORD, TypeAdapter(CompiledVerification).dump_json(complete, indent=1))
 
 
-def load(directory: Path, engine: str, tree: str, scope: VerificationScope, arch: str, *, captured: bool) -> CompiledPrograms:
-    """The programs in a directory, if they are those of this verification of the git tree id ``tree`` for the target ``arch``.
+def load(directory: Path, engine: str, inputs: str, scope: VerificationScope, arch: str, *, captured: bool) -> CompiledPrograms:
+    """The programs in a directory, if they are those of this verification of a tree from ``inputs`` for the target ``arch``.
 
     Raises:
         BadRecord: there is no record, it is of other programs or of another verification, or it is damaged.
@@ -128,7 +130,7 @@ def load(directory: Path, engine: str, tree: str, scope: VerificationScope, arch
         f"format {record.format}": record.format != FORMAT,
         f"recipe {record.engine}": record.engine != engine,
         "other programs than this version of sm120kit has": record.sources != sources_digest(),
-        f"tree {record.tree.tree[:12]}, and the recipe's is {tree[:12]}": record.tree.tree != tree,
+        "another version of the source, or other patches, than the recipe's": record.inputs != inputs,
         f"target {record.arch}, and this GPU's is {arch}": record.arch != arch,
         "--device, --only and --quick": record.scope != scope,
         "--ptx": record.captured != captured,

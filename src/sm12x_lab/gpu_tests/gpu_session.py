@@ -12,9 +12,11 @@ from sm12x_lab.gpu_tests.rewriting import RewritingLauncher
 from sm12x_lab.gpu_tests.verified_kernels import VerificationScope
 from sm12x_lab.ptx import interposed
 from sm120kit.core import reporting, toolchain
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import CompileFailed
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.kernels.tables import export_tree, tile_table
+from sm120kit.patches.checkout import OVERRIDES, PATCHES
 from sm120kit.recipes.locked_toolchain import compilers
 from sm120kit.recipes.target import FlashInferTarget
 
@@ -37,8 +39,7 @@ def verify_kernels(
     gpu = gpu_tests.require(gpu_tests.probe(), scope.backend)
     compiler: gpu_tests.Programs
     if programs:
-        arch = gpu_tests.arch(scope.backend, gpu)
-        compiled = gpu_tests.load(programs, recipe.name, target.tree.tree, scope, arch, captured=captured is not None)
+        compiled = given_programs(target, scope, programs, gpu_tests.arch(scope.backend, gpu), captured=captured is not None)
         compiler, record = compiled, compiled.record
         tree, matrix, seeded = record.tree, record.matrix, list(record.seeded)
     else:
@@ -53,6 +54,26 @@ def verify_kernels(
         receipt |= interposed.digests()
         receipt["toolchain"]["ptxas"] = tools.nvcc_version
     return report, receipt, gpu_tests.receipt_name(gpu, scope.backend)
+
+
+def given_programs(
+    target: FlashInferTarget, scope: VerificationScope, programs: Path, arch: str, *, captured: bool
+) -> gpu_tests.CompiledPrograms:
+    """The programs of a verification that another machine compiled; neither sources nor network are needed.
+
+    Raises:
+        BadRecord: they are of another verification, or of another version or series of the source.
+    """
+    return gpu_tests.load(programs, target.recipe.name, source_inputs(target), scope, arch, captured=captured)
+
+
+def source_inputs(target: FlashInferTarget) -> str:
+    """The digest of what determines a patched tree: the pin, the projects inside it, and the files of their series."""
+    recipe = target.recipe
+    projects = [recipe.pin.project, *(inside.project for inside in recipe.inside)]
+    folders = [f"{PATCHES}/{project}/" for project in projects] + [f"{OVERRIDES}/"]
+    files = {path: sha256 for path, sha256 in target.files.items() if path.removeprefix("own/").startswith(tuple(folders))}
+    return digest_of([recipe.pin, recipe.inside, files])
 
 
 @contextmanager
@@ -84,6 +105,7 @@ def compile_verification(
             captured,
             compiler.arch,
             compiler.toolchain,
+            source_inputs(target),
             tree,
             matrix,
             tuple(seeded),
