@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sm12x_lab.ptx import images, interposed, library
+from sm12x_lab.ptx import images, interposed, library, perturb
 from sm12x_lab.ptx.interposed import Interposition
 from sm12x_lab.ptx.rewrite import TENSOR_MAP_MARK, TENSOR_MAP_MARK_OFFSET, UNPACKING_FIELDS, UNPACKING_MARK
 from sm120kit.core import process, toolchain
@@ -702,6 +702,55 @@ def test_errors_of_the_command(runner: Runner, tmp_path: Path) -> None:
     runner.driver = tmp_path
     done = runner.command("")
     assert done.returncode == 41 and "verify run needs a GPU of compute capability 9.0" in done.stderr
+
+
+# ---- delays
+
+RACY = (
+    PRINTED
+    + """
+import os
+seed, first, last, of = (os.environ.get("SM120KIT_PTX_DELAYS") or "0 0 0 -").split()
+print("wrong" if int(seed) >= 4 and int(first) <= 2 < int(last) else "right")
+"""
+)
+"""A program whose result depends on a delay at site 2 of its module, from seed 4 on."""
+
+
+def delays(runner: Runner) -> list[tuple[int, ...]]:
+    """The words after the magic ones in the machine code that the driver got."""
+    content, magic = (runner.records / "module").read_bytes(), struct.pack("<4I", *perturb.MAGIC)
+    return [struct.unpack_from("<4I", content, found.end()) for found in re.finditer(re.escape(magic), content)]
+
+
+def test_driver_writes_the_delays_into_the_machine_code(runner: Runner, modules: Path) -> None:
+    """Of all modules, of one, of another; and none without a seed."""
+    part = runner.interposition
+    (part.directory / perturb.FLAG).touch()
+    assert runner.python(PROGRAM, modules / "resident.ptx", "cuModuleLoadData").returncode == 0
+    assert delays(runner) == [(0, 0, 0, perturb.LENGTHS)]
+    (module,) = part.modules()
+    assert [site["instruction"].split()[0] for site in module["sites"]][:1] == ["bar.sync"] and module["sites"][0]["line"] > 5
+    for named, words in (("-", (7, 1, 3)), (module["code"], (7, 1, 3)), ("0-0", (0, 0, 0))):
+        program = f"import os\nos.environ['SM120KIT_PTX_DELAYS'] = '7 1 3 {named}'\n{PROGRAM}"
+        assert runner.python(program, modules / "resident.ptx", "cuModuleLoadData").returncode == 0
+        assert delays(runner) == [(*words, perturb.LENGTHS)]
+
+
+def test_race_is_bisected_to_its_site(runner: Runner, modules: Path) -> None:
+    words = (modules / "resident.ptx", "cuModuleLoadData")
+    done = runner.command(RACY, *words, options=("--perturb", "2,5"))
+    assert done.returncode == 1, done.stderr
+    assert "race: seed 4: exit code 0" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "delayed before: " in line]
+    text = (modules / "resident.ptx").read_text().splitlines()
+    assert text[int(re.search(r"line (\d+)", line)[1]) - 1].split()[0] == line.split("delayed before: ")[1].split()[0]
+    healthy = runner.command(RACY, *words, options=("--perturb", "0,3"))
+    assert healthy.returncode == 0 and "no run of 3 seeds differs; 5 runs" in healthy.stdout, healthy.stderr
+    unsteady = runner.command(f"{PRINTED}import time\nprint(time.time())", *words, options=("--perturb", "1"))
+    assert unsteady.returncode == 51 and "two runs without delays differ" in unsteady.stderr
+    assert runner.command("", options=("--perturb", "1")).returncode == 51  # no module
+    assert runner.command("", options=("--perturb", "1,0")).returncode == 11
 
 
 # ---- the plug-in of pytest

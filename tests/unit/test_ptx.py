@@ -17,7 +17,7 @@ from before_the_lab import earlier_rewriters, made_by_others
 from typer.testing import CliRunner
 
 from sm12x_lab import RECEIPTS, gpu
-from sm12x_lab.ptx import forms, images, interposed, library, model, selftest
+from sm12x_lab.ptx import forms, images, interposed, library, model, perturb, races, selftest
 from sm12x_lab.ptx.rewrite import RULES, TENSOR_MAP_MARK, UNPACKING_MARK, RewrittenPtx, rewrite
 from sm12x_lab.ptx.syntax import instructions
 from sm120kit.cli import app
@@ -845,3 +845,60 @@ def test_copies_of_one_dimension_get_a_second() -> None:
     before = "\n".join((load.format("1d", "%r5"), store.format("1d", "%r6"), load.format("2d", "%r5, %r7")))
     after = "\n".join((load.format("2d", "%r5, 0"), store.format("2d", "%r6, 0"), load.format("2d", "%r5, %r7")))
     assert images.with_two_dimensions(before) == after
+
+
+# ---- delays
+
+
+def test_sites_of_delays() -> None:
+    """Before barriers, waits, copies and the first of several stores or loads; none where a barrier is polled."""
+    body = [
+        '.file 1 "a.cu"',
+        ".loc 1 30 4",
+        "st.shared.b32 [%r1], %r2;",
+        "st.shared.b32 [%r1+4], %r2;",
+        "bar.sync 0;",
+        ".loc 1 31 4",
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r5];",
+        "ld.shared.b32 %r1, [%r5];",
+        "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], 0;",
+        "mbarrier.arrive.shared::cta.b64 _, [%r1];",
+        "cp.async.bulk.wait_group 0;",
+        "st.param.b32 [a], %r1;",
+        "@%p1 st.global.b32 [%d1], %r2;",
+    ]
+    text = HEADER + ".visible .entry k()\n{\n.reg .b32 %r<9>;\n" + "\n".join(body) + "\nret;\n}\n"
+    delayed, sites = perturb.with_delays(text)
+    assert [(site.line, site.source) for site in sites] == [
+        (9, "a.cu:30"),
+        (11, "a.cu:30"),
+        (13, "a.cu:31"),
+        (16, "a.cu:31"),
+        (17, "a.cu:31"),
+        (19, "a.cu:31"),
+    ]
+    assert delayed.count("nanosleep") == len(sites) and delayed.count("sm120$delays[8]") == 1
+
+
+@pytest.mark.parametrize("where", [0, 6, 12])
+def test_bisection_finds_the_site_in_few_runs(where: int) -> None:
+    """Of the second of two modules; a race that needs two delays ends with a range that has both."""
+    modules = [{"code": code, "origin": code, "sites": list(range(13))} for code in ("a", "b")]
+    asked: list[str] = []
+
+    def differs(delays: str, needed: tuple[int, ...] = (where,)) -> bool:
+        asked.append(delays)
+        _, first, last, module = delays.split()
+        return module == "b" and all(int(first) <= site < int(last) for site in needed)
+
+    assert races.bisect(differs, 3, modules) == ("b", [where]) and len(asked) <= 10
+    both = races.bisect(lambda delays: differs(delays, (5, 7)), 3, modules)
+    assert both == ("b", list(range(13)))
+    assert races.bisect(lambda delays: False, 3, modules) == ("", ())
+
+
+def test_program_that_hangs_with_delays_is_a_race() -> None:
+    never = races.ObservedRun(None, "")
+    usual = races.ObservedRun(0, "a" * 64)
+    report = races.search(lambda delays: never if delays.startswith("9 ") else usual, [8, 9, 10], list)
+    assert report.race and (report.race.seed, report.race.differs, report.seeds) == (9, "did not end", (8, 9))

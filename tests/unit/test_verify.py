@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -13,14 +14,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from sm12x_lab import RECEIPTS, gpu, gpu_tests
 from sm12x_lab.gpu import Backend, CudaDevice
 from sm12x_lab.gpu_tests import compiled, faults, gpu_session, programs, receipt, running, verification, verified_kernels
 from sm12x_lab.gpu_tests.programs import Compiler, EngineTree, Program
+from sm12x_lab.gpu_tests.rewriting import RewritingLauncher
 from sm12x_lab.gpu_tests.running import GemmRun, RunArguments, RunOutcome
 from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration, VerificationScope
+from sm12x_lab.ptx import interposed
 from sm120kit import patches
+from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.records import LeftOut, Toolchain
@@ -685,6 +690,53 @@ def test_programs_without_kernel_code_are_only_those_of_the_build(bench: Bench) 
     own, stub = (verification._program(GROUPED, TREE, captured) for captured in (False, True))
     assert bench.compiler.directory(own) != bench.compiler.directory(stub)
     assert not bench.stock.program.captured and not verification.INSTRUCTIONS.captured
+
+
+class Delayer(Recorder):
+    """A launcher whose programs compute wrong numbers with the delays of seed 2."""
+
+    seeds = (1, 2, 3)
+
+    def launched(self, name: str, program: Path, captured: bool) -> Path:
+        self.program = program if name == GROUPED.name else self.program
+        return super().launched(name, program, captured)
+
+    def delayed(self, name: str, seed: int) -> Path:
+        wrong = self.program.with_name("wrong")
+        wrong.write_text(
+            self.program.read_text().replace("print(json", "line.update(verdict='wrong', mismatches=7)\n    print(json")
+        )
+        wrong.chmod(0o700)
+        return wrong if seed == 2 else self.program
+
+    program = Path()
+
+
+def test_kernel_that_is_wrong_with_delays_has_a_race(bench: Bench) -> None:
+    (row,) = run_rewritten(bench, Delayer(), GROUPED).rows
+    assert row.verdict is RunOutcome.WRONG and row.why.startswith("race: delays of seed 2: 7 of ")
+    assert row.runs["delayed"] == 2
+
+
+def test_delays_are_those_of_the_seed_at_all_sites(bench: Bench, tmp_path: Path) -> None:
+    """The script that runs a program with delays starts that without, with its environment and arguments."""
+    printing = tmp_path / "program"
+    printing.write_text('#!/bin/sh\necho "$SM120KIT_PTX_DELAYS|$1|$SM120KIT_PTX_RUN"\n')
+    printing.chmod(0o700)
+    for name in (interposed.LIBRARY, "rewriter", "ptxas", "functions.ptx", "perturbed"):
+        (tmp_path / name).touch()
+    (tmp_path / "captured.list").touch()
+    launcher = RewritingLauncher(interposed.Interposition(tmp_path, bench.compiler.toolchain), False, range(5, 7))
+    launcher.launched("one", printing, False)
+    assert (tmp_path / "one" / "perturbed").exists()
+    done = subprocess.run([launcher.delayed("one", 5), "x y"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"5 0 {2**32 - 1} -|x y|{tmp_path / 'one'}\n"
+
+
+@pytest.mark.parametrize("options", [("--device", "emulate"), ("--device", "rewritten", "--compile-only")])
+def test_delays_are_for_rewritten_kernels_that_run(options: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["verify", "kernels", "flashinfer-0.6.6", "--perturb", "1", *options])
+    assert done.exit_code == 2
 
 
 # ---- programs that another machine compiled

@@ -44,6 +44,12 @@ class KernelSelection:
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Compile the programs without running them; needs no GPU.")
     ] = False
+    perturb: Annotated[
+        str,
+        typer.Option(
+            "--perturb", metavar="SEED[,N]", help="For --device rewritten: run each kernel again with delays from N seeds (8)."
+        ),
+    ] = ""
     programs: Annotated[
         Path | None,
         typer.Option(
@@ -83,6 +89,7 @@ def verify_kernels(
     from sm12x_lab.gpu_tests import Backend, VerificationScope, gpu_session
     from sm12x_lab.gpu_tests.compiled import RECORD
     from sm12x_lab.ptx import interposed
+    from sm12x_lab.ptx.races import seeds_of
     from sm120kit.core.data_roots import data_root
     from sm120kit.core.disk import require_new, require_writable
     from sm120kit.core.errors import CheckFailed, NotFound
@@ -98,6 +105,9 @@ def verify_kernels(
         raise typer.BadParameter("a receipt requires a complete run: leave out --only, --quick and --compile-only")
     if selection.ptx and device is not Backend.REWRITTEN:
         raise typer.BadParameter("captured PTX is for --device rewritten", param_hint="--ptx")
+    seeds = seeds_of(selection.perturb) if selection.perturb else ()
+    if seeds and (device is not Backend.REWRITTEN or selection.compile_only or output.receipt or output.write):
+        raise typer.BadParameter("delays are for --device rewritten, and without a receipt", param_hint="--perturb")
     if selection.ptx:
         interposed.captured_kernels(selection.ptx)
     if selection.compile_only and selection.programs:
@@ -112,7 +122,7 @@ def verify_kernels(
         captured, programs = selection.ptx is not None, selection.programs
         _compile_only(gpu_session.compile_verification(target, scope, captured=captured, programs=programs), as_json)
         return
-    report, record, name = gpu_session.verify_kernels(target, scope, selection.ptx, selection.programs)
+    report, record, name = gpu_session.verify_kernels(target, scope, selection.ptx, selection.programs, seeds)
     if as_json:
         console.json_data(record)
     else:

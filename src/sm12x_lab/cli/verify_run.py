@@ -12,7 +12,8 @@ from sm120kit.cli.options import Overwrite, State
 from sm120kit.core import console
 
 if TYPE_CHECKING:
-    from sm12x_lab.ptx.interposed import InterposedRun
+    from sm12x_lab.ptx.interposed import InterposedRun, SimulatedGpu
+    from sm120kit.core.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,14 @@ class RunSelection:
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse modules that would run code for Hopper, except those of PyTorch.")
     ] = False
+    perturb: Annotated[
+        str,
+        typer.Option(
+            "--perturb",
+            metavar="SEED[,N]",
+            help="Find races: run without delays twice, then with delays from N seeds (8), and compare output and exit code.",
+        ),
+    ] = ""
 
 
 def verify_run(
@@ -52,8 +61,9 @@ def verify_run(
     """Run a program for SM120 on a Hopper GPU.
 
     The program gets an SM120 GPU. Modules that it loads for SM12x are rewritten as `verify ptx` does; a library of sm120kit is
-    preloaded for that. Exit code: that of the program; 41: no Hopper GPU; 11: a module was refused although the program
-    succeeded; 50: ptxas rejected one for its own target; 51: the program loaded no module for SM12x: nothing was verified.
+    preloaded for that. Exit code: that of the program; 1: --perturb found a race; 41: no Hopper GPU; 11: a module was refused
+    although the program succeeded; 50: ptxas rejected one for its own target; 51: the program loaded no module for SM12x, so
+    that nothing was verified, or two runs without delays differ.
     """
     from sm12x_lab.ptx import interposed
     from sm120kit.core.disk import require_new, require_writable
@@ -61,12 +71,17 @@ def verify_run(
     from sm120kit.core.record_files import write_record
     from sm120kit.core.workspace import Workspace
 
+    if receipt and selection.perturb:
+        raise typer.BadParameter("a receipt is of one run, and --perturb needs several", param_hint="--perturb")
     if receipt and selection.fast:
         raise typer.BadParameter("a receipt states the arithmetic of the PTX ISA, which --fast has not", param_hint="--fast")
     if receipt:
         require_writable(receipt, "--receipt")
         require_new(receipt, "--receipt", overwrite)
     simulated = interposed.SimulatedGpu(selection.sms, selection.strict)
+    if selection.perturb:
+        _find_races(command, selection, Workspace.open(state), simulated)
+        return
     done, record = interposed.run(command, selection.ptx, Workspace.open(state), selection.fast, simulated)
     _show(done)
     if selection.fast:
@@ -87,6 +102,34 @@ def verify_run(
             "the program loaded no module for SM12x: nothing was verified",
             "without PTX for SM12x, code for Hopper runs; compile with -gencode arch=compute_120a,code=compute_120a",
         )
+
+
+def _find_races(command: list[str], selection: RunSelection, workspace: Workspace, simulated: SimulatedGpu) -> None:
+    """Run a program with delays, and print the race that is found."""
+    from sm12x_lab import gpu
+    from sm12x_lab.ptx import interposed, races
+    from sm120kit.core import toolchain
+    from sm120kit.core.errors import CheckFailed
+
+    seeds = races.seeds_of(selection.perturb)
+    gpu.require(gpu.probe(), gpu.Backend.REWRITTEN, "verify run", "without a GPU, `sm120kit verify ptx` rewrites PTX only")
+    tools, options = toolchain.find(), {"fast": selection.fast, "simulated": simulated, "perturbed": True}
+    with interposed.prepared(selection.ptx, workspace, tools, **options) as interposition:  # type: ignore[arg-type]
+        report = races.search(races.runner(command, interposition), seeds, interposition.modules)
+        sites = sum(len(module["sites"]) for module in interposition.modules())
+    if not sites:
+        raise CheckFailed("the program loaded no module for SM12x with a site for delays: nothing was perturbed", "see above")
+    console.data(f"without delays: {report.undelayed}; {report.seconds} s; {sites} sites for delays")
+    if not report.race:
+        console.data(f"no run of {len(report.seeds)} seeds differs; {report.runs} runs; unverified on SM120")
+        return
+    console.data(f"race: seed {report.race.seed}: {report.race.differs}; {report.runs} runs")
+    if not report.race.sites:
+        console.data("no module's delays alone make a run differ: repeat with the same seed")
+    for site in report.race.sites:
+        source = f" ({site['source']})" if site["source"] else ""
+        console.data(f"{report.race.module}: line {site['line']}{source}: delayed before: {site['instruction'][:200]}")
+    raise typer.Exit(1)
 
 
 MOST_NAMES = 8

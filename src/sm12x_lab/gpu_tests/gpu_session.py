@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,17 @@ from sm120kit.recipes.target import FlashInferTarget
 
 
 def verify_kernels(
-    target: FlashInferTarget, scope: VerificationScope, captured: Path | None = None, programs: Path | None = None
+    target: FlashInferTarget,
+    scope: VerificationScope,
+    captured: Path | None = None,
+    programs: Path | None = None,
+    seeds: Sequence[int] = (),
 ) -> tuple[gpu_tests.VerificationReport, dict[str, Any], str]:
     """Run a recipe's kernels on this machine's GPU; returns the report, the receipt, and the receipt's file name.
 
     ``captured`` is a directory with the PTX of the recipe's build, for a backend that rewrites PTX; ``programs`` one that
-    :func:`compile_verification` wrote, without which the programs are compiled here.
+    :func:`compile_verification` wrote, without which the programs are compiled here. With ``seeds``, kernels that pass run
+    again with the delays of each, for a backend that rewrites PTX.
 
     Raises:
         BadInput: ``captured`` has no PTX files.
@@ -47,7 +52,7 @@ def verify_kernels(
     rewriting = scope.backend is gpu_tests.Backend.REWRITTEN
     tools = toolchain.find() if programs and rewriting else compiler.toolchain
     reporting.info(f"{gpu.name}: {len(matrix.run)} kernels of {recipe.name}, {len(seeded)} faults in separate programs")
-    with _launcher(target, scope.backend, captured, tools) as launcher:
+    with _launcher(target, scope.backend, captured, tools, seeds) as launcher:
         report = gpu_tests.verify(matrix, seeded, tree, compiler, scope.backend, quick=scope.quick, launcher=launcher)
     receipt = gpu_tests.record(report, scope, engine=recipe.name, tree=tree.tree, gpu=gpu, compiler=compiler)
     if rewriting:
@@ -78,13 +83,14 @@ def source_inputs(target: FlashInferTarget) -> str:
 
 @contextmanager
 def _launcher(
-    target: FlashInferTarget, backend: gpu_tests.Backend, captured: Path | None, tools: Toolchain
+    target: FlashInferTarget, backend: gpu_tests.Backend, captured: Path | None, tools: Toolchain, seeds: Sequence[int]
 ) -> Iterator[gpu_tests.Launcher]:
     if backend is not gpu_tests.Backend.REWRITTEN:
         yield gpu_tests.Launcher()
         return
-    with interposed.prepared(captured, target.options.workspace, tools, apart=True) as interposition:
-        yield RewritingLauncher(interposition, captured is not None)
+    workspace = target.options.workspace
+    with interposed.prepared(captured, workspace, tools, apart=True, perturbed=bool(seeds)) as interposition:
+        yield RewritingLauncher(interposition, captured is not None, seeds)
 
 
 def compile_verification(

@@ -67,6 +67,12 @@ class Launcher:
     """
 
     captured = False
+    seeds: Sequence[int] = ()
+    """Of delays with which the kernels run again, see :mod:`sm12x_lab.ptx.races`."""
+
+    def delayed(self, name: str, seed: int) -> Path:
+        """The file to run for program ``name``, which was launched, with the delays of a seed."""
+        raise NotImplementedError
 
     def launched(self, name: str, program: Path, captured: bool) -> Path:
         """The file to run for program ``name``. With ``captured``, its kernel is that of a build."""
@@ -169,6 +175,8 @@ def verify(
             fault = faults.in_program(seeded_by_program[program], built, stop)
             return faults.summary(fault), [], [fault], []
         row, detected = _row(configurations[program], built, backend, quick, stop)
+        if row.verdict is RunOutcome.PASS:
+            row = _delayed_row(row, configurations[program], launcher, stop)
         row = replace(row, ptx=launcher.ptx(program.name))
         if isinstance(built, Path) and program.captured and not any(line.startswith(CAPTURED_ORIGIN) for line in row.ptx):
             row = replace(row, verdict=RunOutcome.CRASH, why="the captured PTX does not have the kernel of the build")
@@ -269,6 +277,21 @@ def _row(
         round(time.monotonic() - started, 1),
     )
     return row, detected
+
+
+def _delayed_row(
+    row: KernelResult, configuration: KernelConfiguration, launcher: Launcher, stop: threading.Event
+) -> KernelResult:
+    """A passed kernel after its runs with delays: their number as that of set ``delayed``; a seed that fails is a race."""
+    (arguments, *_) = plan(configuration, Backend.REWRITTEN, quick=True)
+    for number, seed in enumerate(launcher.seeds, start=1):
+        runs = run(launcher.delayed(row.name, seed), arguments, stop)
+        outcome = worst([each.verdict for each in runs])
+        row = replace(row, runs=row.runs | {"delayed": number})
+        if outcome is not RunOutcome.PASS:
+            why = _why(next(each for each in runs if each.verdict is outcome))
+            return replace(row, verdict=outcome, why=f"race: delays of seed {seed}: {why}")
+    return row
 
 
 def _why(failed: GemmRun) -> str:

@@ -242,6 +242,20 @@ static char *figures_of(struct image const *image) {
   return read_file(path, NULL);
 }
 
+/// Write seed and range of sites for delays into rewritten machine code, see perturb.py: SM120KIT_PTX_DELAYS has `SEED FIRST LAST
+/// MODULE`, and only the module with these figures is delayed, or all if it is `-`.
+static void set_delays(unsigned char *code, size_t size) {
+  static uint32_t const magic[] = {0x32316d73, 0x6c656478, 0x73796179, 0x0ab12039};
+  char const *text = getenv("SM120KIT_PTX_DELAYS");
+  char module[32], own[32];
+  uint32_t words[3];
+  if (!text || sscanf(text, "%u %u %u %31s", words, words + 1, words + 2, module) != 4) return;
+  snprintf(own, sizeof own, "%08x-%zx", crc32_of(code, size), size);
+  if (strcmp(module, "-") && strcmp(module, own)) return;
+  for (size_t at = 0; at + 32 <= size; at += 4)
+    if (!memcmp(code + at, magic, sizeof magic)) memcpy(code + at + sizeof magic, words, sizeof words);
+}
+
 /// Code to load, and whether it is another than that of the program. `refused` is the status of what cannot be loaded; `figures` are
 /// those of rewritten kernels; `hopper`: kernels of the module run as code for Hopper, and `id` is its name in the log.
 struct loadable {
@@ -280,6 +294,7 @@ static struct loadable rewritten(struct image const *image) {
   if (code) {
     struct image const ours = {code, size, 0, 0, 0, 0};
     result.code = code, result.refused = SUCCESS, result.figures = figures_of(&ours);
+    set_delays(code, size);
     return result;
   }
   if (status == REJECTED_BY_PTXAS) result.refused = INVALID_PTX;
@@ -330,7 +345,11 @@ static struct loadable for_hopper(void const *code, size_t limit, void const *ca
   if (!known || in_library_of_nvidia(caller) || in_library_of_nvidia(code)) return as_it_is;
   if (image.ptx_for_sm120 || !image.for_hopper) return rewritten(&image);
   char *figures = u32(image.data) == 0x464c457f ? figures_of(&image) : NULL;
-  if (figures) return (struct loadable){code, 0, SUCCESS, 0, figures, 0};
+  if (figures) {
+    unsigned char *own = malloc(image.size);
+    if (own) set_delays(memcpy(own, image.data, image.size), image.size);
+    return (struct loadable){own ? own : code, own != NULL, SUCCESS, 0, figures, 0};
+  }
   return for_another_gpu(&image, code);
 }
 

@@ -22,8 +22,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from sm12x_lab.ptx import library
+from sm12x_lab.ptx import library, perturb
 from sm12x_lab.ptx.library import AssembledKernel, NativeModule
+from sm12x_lab.ptx.perturb import DelaySite
 from sm12x_lab.ptx.rewrite import rewrite, source_target
 from sm120kit.core import toolchain
 from sm120kit.core.atomic_writes import write_atomic
@@ -41,6 +42,9 @@ CUTE_DSL = "cute-dsl"
 
 KEPT = "PTX that CuTe DSL kept"
 """Origin of such a module."""
+
+FIGURES = ".figures"
+"""Suffix of the figures of kernels on SM12x."""
 
 RECORD = ".module.json"
 """Suffix of the record of a rewritten module."""
@@ -60,7 +64,7 @@ class LoadedModule:
     """A module that a program loaded. ``origin`` is where its PTX came from; ``ptx`` is the digest of that text.
 
     ``ptxas`` is the option with which it was assembled, if there was one. ``sm120`` has its kernels as ptxas makes them for the
-    target of the PTX.
+    target of the PTX. ``code`` names the machine code, and ``sites`` are those for delays in it.
     """
 
     origin: str
@@ -71,6 +75,8 @@ class LoadedModule:
     seconds: float = 0.0
     ptxas: str = ""
     sm120: NativeModule = field(default_factory=lambda: NativeModule(""))
+    code: str = ""
+    sites: tuple[DelaySite, ...] = ()
 
 
 def captured_kernels(directory: Path) -> dict[str, Path]:
@@ -193,9 +199,9 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
     started, tools = time.monotonic(), toolchain.find()
     text, origin = module_ptx(memoryview(image), read_captured(run), kept_files(run))
     native = library.assemble_natively(text, source_target(text), tools, Path(os.environ[NATIVE_CACHE]))
-    module = rewrite(
-        with_two_dimensions(text) if origin == KEPT else text, lambda: library.read_functions((run / FUNCTIONS).read_text())
-    )
+    own = with_two_dimensions(text) if origin == KEPT else text
+    delayed, sites = perturb.with_delays(own) if (run / perturb.FLAG).exists() else (own, ())
+    module = rewrite(delayed, lambda: library.read_functions((run / FUNCTIONS).read_text()))
     option = QUICKLY if sum(module.counts.values()) > MANY_CALLS * max(1, len(kernel_names(text))) else ""
     output = cubin.with_suffix(f".{os.getpid()}")
     try:
@@ -215,12 +221,14 @@ def rewrite_image(image: bytes, cubin: Path, run: Path) -> LoadedModule:
         round(time.monotonic() - started, 1),
         option,
         native,
+        figures_name(content).removesuffix(FIGURES),
+        sites,
     )
 
 
 def figures_name(cubin: bytes) -> str:
     """The file of a run's directory with the figures of the kernels in rewritten machine code."""
-    return f"{zlib.crc32(cubin):08x}-{len(cubin):x}.figures"
+    return f"{zlib.crc32(cubin):08x}-{len(cubin):x}{FIGURES}"
 
 
 def figures(text: str, native: NativeModule) -> str:

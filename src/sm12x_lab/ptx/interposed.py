@@ -15,7 +15,7 @@ from typing import Any
 
 from sm12x_lab import gpu
 from sm12x_lab.gpu import CudaDevice
-from sm12x_lab.ptx import images, library, syntax
+from sm12x_lab.ptx import images, library, perturb, syntax
 from sm120kit.core import process, toolchain
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import BadInput, CompileFailed, RequirementMissing, SystemRefused
@@ -148,8 +148,9 @@ class Interposition:
         directory = self.directory / name
         directory.mkdir()
         (directory / images.CUTE_DSL).mkdir()
-        for file in (LIBRARY, "rewriter", "ptxas", images.FUNCTIONS):
-            (directory / file).hardlink_to(self.directory / file)
+        for file in (LIBRARY, "rewriter", "ptxas", images.FUNCTIONS, perturb.FLAG):
+            if (self.directory / file).exists():
+                (directory / file).hardlink_to(self.directory / file)
         (directory / images.CAPTURED).write_text((self.directory / images.CAPTURED).read_text() if captured else "")
         return replace(self, directory=directory)
 
@@ -182,11 +183,13 @@ def prepared(
     fast: bool = False,
     apart: bool = False,
     simulated: SimulatedGpu = SimulatedGpu(),
+    perturbed: bool = False,
 ) -> Iterator[Interposition]:
     """A directory for runs with the preloaded driver; kernels in ``captured`` take the place of those of the same name.
 
     ``fast``: MMAs have the arithmetic of fast.cu, which is not that of the PTX ISA. ``apart``: each captured kernel is a module
-    of its own. Kernels of a module that share variables would not share them then.
+    of its own. Kernels of a module that share variables would not share them then. ``perturbed``: modules have sites for
+    delays.
 
     Raises:
         BadInput: ``captured`` has no PTX files, or one that cannot be read.
@@ -207,6 +210,8 @@ def prepared(
             kernels = _write_apart(directory / "captured", kernels)
         (directory / images.CAPTURED).write_text("".join(f"{name} {path}\n" for name, path in sorted(kernels.items())))
         (directory / images.CUTE_DSL).mkdir()
+        if perturbed:
+            (directory / perturb.FLAG).touch()
         compile_shim(directory / LIBRARY, tools)
         _write_programs(directory, tools, workspace.cache / library.NATIVE)
         yield Interposition(directory, tools, simulated)
