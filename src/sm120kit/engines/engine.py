@@ -113,7 +113,7 @@ class Engine:
     its record, beside those of Python, and ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions
     that it imports only with a value of an option.
 
-    ``programs`` start its server, as words of a command line, and ``images`` are parts of the names of images that do.
+    ``programs`` start its server, as words of a command line.
     ``model_parsers`` are tried in their order; ``tool_arguments`` are needed beside a tool parser. ``any_context`` is the
     length of sequences with which it chooses the longest that fits, "" if it has none. ``memory_share`` leaves what it takes
     beside weights and KV cache, and ``fp8_cache`` is a data type of the cache. ``quantizations`` are its names of
@@ -151,7 +151,6 @@ class Engine:
     in_head: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
-    images: tuple[str, ...] = ()
     model_parsers: tuple[ModelParsers, ...] = ()
     quantizations: Mapping[str, str] = field(default_factory=dict)
     other_gpus: frozenset[str] = frozenset()

@@ -215,7 +215,6 @@ SGLANG = Sglang(
         "--quantization-param-path",
     ),
     programs=("sglang.launch_server", "sglang serve"),
-    images=("lmsysorg/sglang", "dgx-spark-sglang"),
     model_parsers=PARSERS,
     memory_share=0.85,  # activations and CUDA graphs are beside it
     fp8_cache="fp8_e4m3",

@@ -284,7 +284,6 @@ VLLM = Vllm(
         "--allowed-local-media-path",
     ),
     programs=("vllm serve", "vllm.entrypoints.openai.api_server"),
-    images=("vllm/vllm-openai", "vllm-openai"),
     model_parsers=PARSERS,
     quantizations={"auto-round": "inc", "gptq": "gptq_marlin", "awq": "awq_marlin"},
     tool_arguments=("--enable-auto-tool-choice",),

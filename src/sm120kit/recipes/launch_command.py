@@ -259,7 +259,7 @@ class _ContainerSettings:
         else:
             self.left_out.append(f"ulimit {text}")
 
-    def launch(self, image: str, argv: Sequence[str], *, replaced: bool) -> LaunchCommand | None:
+    def launch(self, image: str, argv: list[str], *, replaced: bool) -> LaunchCommand | None:
         """The start of a server in this container, None if it starts another program."""
         inner = inner_script(argv)
         if inner is not None:
@@ -270,10 +270,11 @@ class _ContainerSettings:
             ]
             return self._complete(found[0], image) if found else None
         started = _started(argv)
-        if not started and not replaced:
-            engine = next((each for each in all_engines() if any(part in image for part in each.images)), None)
-            own = argv and (argv[0].startswith("-") or re.fullmatch(r"[\w.-]+/[\w.-]+|/\S+", argv[0]))
-            started = (engine, tuple(argv)) if engine and own else None
+        engine = next((each for each in all_engines() if each.name in image), None)
+        if not started and engine and argv[:1] == ["serve"]:
+            started = engine, tuple(argv[1:])
+        if not started and engine and not replaced and argv and re.match(r"-|/\S|<|\$|[\w.-]+/[\w.-]+$", argv[0]):
+            started = engine, tuple(argv)
         return self._complete(LaunchCommand(*started), image) if started else None
 
     def _complete(self, launch: LaunchCommand, image: str) -> LaunchCommand:

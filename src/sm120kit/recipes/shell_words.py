@@ -28,7 +28,7 @@ _ARRAY = re.compile(
     r"^[ \t]*(?:declare -a |local -a |local )?(\w+)\+?=\(((?:[^()'\"$]|\$\([^()]*\)|\$|'[^']*'|\"[^\"]*\")*)\)", re.MULTILINE
 )
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?([-+?=])([^{}]*))?\}|([A-Za-z_]\w*))")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9])(?:\[[@*]\])?(?::?([-+?=])([^{}]*))?\}|([A-Za-z_]\w*))")
 _KEYWORDS = frozenset(("then", "do", "else", "if", "while", "!", "{", "(", "time", "exec", "nohup", "command", "sudo"))
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ash"))
 _STARTERS = frozenset(("ssh", "tmux", "screen", "srun", "su", "eval", "script"))
@@ -142,7 +142,7 @@ def inner_script(words: Sequence[str]) -> str | None:
 def _unredirected(words: Sequence[str]) -> Iterator[str]:
     skip = False
     for word in words:
-        if skip or re.fullmatch(r"[0-9]?(>>?|<)\S*", word):
+        if skip or re.fullmatch(r"[0-9]?(>>?|<)(?![^<>]*[^<>]>$)\S*", word):
             skip = not skip and word.endswith((">", "<"))
         else:
             yield word
@@ -177,5 +177,7 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def unset(words: Sequence[str]) -> list[str]:
-    """What in words a shell would have replaced: variables that are not set, and output of commands."""
-    return sorted({match[0] for word in words for match in re.finditer(r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)?|`[^`]*`", word)})
+    """What in words a shell or a person would have replaced: variables that are not set, output of commands, placeholders."""
+    return sorted(
+        {match[0] for word in words for match in re.finditer(r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)?|`[^`]*`|^<[^<>]+>$", word)}
+    )
