@@ -236,7 +236,8 @@ def watcher() -> Iterator[Callable[[Progress], None]]:
             used = sum(resident_bytes(unit.pid) for unit in progress.running) / 2**30
             names = ", ".join(Path(unit.output).name for unit in progress.running)
             memory = f"{used:.1f} GiB used, {available_bytes() / 2**30:.1f} GiB available"
-            show(f"compile {printed + 1} of {len(progress.units)}; {left}; {memory}; compiling {names or 'nothing'}")
+            if names:
+                show(f"compile {printed + 1} of {len(progress.units)}; {left}; {memory}; compiling {names}")
 
         yield watch
 
