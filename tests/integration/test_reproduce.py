@@ -219,7 +219,7 @@ def test_bad_input(url: str, directory: Path) -> None:
         ((A, "--url", url, "--result", "old.json"), 2, "only one of"),
         ((A, "--result", "old.json", "--given", "gpu=x"), 2, "a result already has"),
         ((A, "--result", "old.json"), 11, "sm120kit.result/99"),
-        ((A, "--result", "other.json"), 11, "format None"),
+        ((A, "--result", "other.json"), 11, "is not a result: it has no format"),
         ((A, "--result", "none.json"), 11, "No such file"),
         ((A, "--url", url, "--given", "gpu"), 2, "is not NAME=VALUE"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,11 @@ def read(path: Path) -> Result:
     try:
         content = parse_json(read_input(path))
         version = content.get("format") if isinstance(content, dict) else None
+        if not isinstance(version, str) or not re.fullmatch(r"sm120kit\.result/[0-9]{1,9}", version):
+            raise ValueError("it has no format of a result")
         if version != FORMAT:
             raise BadInput(
-                f"{path}: format {version!r}; this sm120kit reads {FORMAT}", "use the sm120kit that wrote it, or a newer one"
+                f"{path}: format {version}; this sm120kit reads {FORMAT}", "use the sm120kit that wrote it, or a newer one"
             )
         return read_record(Result, path)
     except OSError as error:
