@@ -59,7 +59,9 @@ def answering(charset: str = "utf-8", **answers: tuple[int, bytes]) -> Iterator[
 
 
 def bench_run(url: str, output: Path, *options: str) -> CliResult:
-    return CliRunner().invoke(app, ["bench", "run", url, "--quick", "--output-tokens", "4", "-o", str(output), *options])
+    return CliRunner().invoke(
+        app, ["bench", "run", url, "--force", "--quick", "--output-tokens", "4", "-o", str(output), *options]
+    )
 
 
 def stream(*usages: str) -> bytes:
@@ -209,7 +211,21 @@ def test_tables_fit_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with answering(models=(200, MODELS), chat=(200, answer)) as url:
         for name in ("a.json", "b.json"):
             ran = CliRunner().invoke(
-                app, ["bench", "run", url, "-o", name, "--concurrency", "1,4", "--context-tokens", "0,65536", "--requests", "1"]
+                app,
+                [
+                    "bench",
+                    "run",
+                    url,
+                    "--force",
+                    "-o",
+                    name,
+                    "--concurrency",
+                    "1,4",
+                    "--context-tokens",
+                    "0,65536",
+                    "--requests",
+                    "1",
+                ],
             )
             assert ran.exit_code == 0, ran.output
     path = tmp_path / "b.json"

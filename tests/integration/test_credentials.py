@@ -155,10 +155,10 @@ def test_a_measurement(name: str, serve: Any, sm120kit: Any, tmp_path: Path) -> 
     url = url.replace("HOST", server.host)
     (tmp_path / "key").write_text("hunter2-key\n")
     (tmp_path / "mine.toml").write_text(WORKLOAD)
-    run = sm120kit("bench", "run", url, "-w", "mine.toml", *options, key=key)
+    run = sm120kit("bench", "run", url, "--force", "-w", "mine.toml", *options, key=key)
     assert run.returncode == 0, run.stderr
     assert server.refused == 0 and server.answered == {"/v1/models", "/version", "/v1/chat/completions"} | {
-        path for path in server.answered if path in ("/metrics", "/get_server_info")
+        path for path in server.answered if path in ("/metrics", "/get_server_info", "/tokenize", "/v1/completions")
     }
     show = [sm120kit("bench", "show", "result.json", *json_) for json_ in ((), ("--json",))]
     compare = sm120kit("bench", "compare", "result.json", "result.json")
@@ -173,7 +173,7 @@ def test_headers(serve: Any, sm120kit: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(WORKLOAD)
     (tmp_path / "key").write_text("Authorization: Token hunter2-key\n")
     server = serve("Token hunter2-key")
-    run = sm120kit("bench", "run", server.host, "-w", "mine.toml", "--header", "@key", "--header", "X-Team: a")
+    run = sm120kit("bench", "run", server.host, "--force", "-w", "mine.toml", "--header", "@key", "--header", "X-Team: a")
     assert run.returncode == 0 and server.refused == 0, run.stderr
     refused = sm120kit("bench", "run", server.host, "-o", "other.json", "--header", "Authorization: hunter2-no")
     assert refused.returncode == 70 and "--header" in refused.stderr, refused.stderr
@@ -208,8 +208,8 @@ def test_what_a_server_repeats_of_a_refused_credential_is_not_shown(serve: Any, 
     server = serve("Bearer another")
     (tmp_path / "mine.toml").write_text(WORKLOAD)
     (tmp_path / "ids.json").write_text(json.dumps(list(range(64))))
-    password = sm120kit("bench", "run", f"http://user:{SECRET}@{server.host}", "-w", "mine.toml")
-    key = sm120kit("bench", "run", f"http://{server.host}", "-w", "mine.toml", key="hunter2-key")
+    password = sm120kit("bench", "run", f"http://user:{SECRET}@{server.host}", "--force", "-w", "mine.toml")
+    key = sm120kit("bench", "run", f"http://{server.host}", "--force", "-w", "mine.toml", key="hunter2-key")
     token = sm120kit(
         "kld",
         f"http://{server.host}?token=hunter2",
@@ -233,7 +233,7 @@ def test_errors_of_a_server_that_goes_away(serve: Any, sm120kit: Any, tmp_path: 
     server.RequestHandlerClass = type("Refusing", (Handler,), {"do_POST": lambda self: self._echo()})
     server.RequestHandlerClass._echo = lambda self: self._answer(500, f"{self.path} {self.headers['Authorization']}".encode())
     (tmp_path / "mine.toml").write_text(WORKLOAD)
-    ran = sm120kit("bench", "run", f"http://{server.host}?token=hunter2", "-w", "mine.toml")
+    ran = sm120kit("bench", "run", f"http://{server.host}?token=hunter2", "--force", "-w", "mine.toml")
     assert ran.returncode == 70 and "HTTP 500: /v1/chat/completions?token=***" in ran.stderr, ran.stderr
     nothing_of_it(tmp_path, ran)
 

@@ -2,7 +2,8 @@
 
 A request's ``schedule`` has the times: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
 ``per_chunk`` in each, ``first_chunk`` in the first, the first ``reasoning`` of them as reasoning; ``fault`` names an error to
-make. A late chunk does not delay the next one. Answers with the same ``capacity`` wait until fewer than that many run.
+make. A late chunk does not delay the next one. Answers with the same ``capacity`` wait until fewer than that many run; their
+prompts have 7 tokens, those of requests without a schedule one for each word.
 The defaults are the arguments of the server: ``max_tokens`` tokens, a chunk every ``INTERVAL`` seconds. With ``log``, a line of
 that file gets the times of the request and of each send.
 
@@ -63,6 +64,13 @@ def chunked(body: bytes) -> bytes:
     return f"{len(body):x}\r\n".encode() + body + b"\r\n"
 
 
+def prompt_tokens(request: dict[str, object]) -> int:
+    """The words of a prompt, and four tokens for each message of a chat."""
+    messages = request.get("messages", [])
+    texts = [str(request.get("prompt", "")), *(str(message["content"]) for message in messages)]
+    return sum(len(text.split()) for text in texts) + 4 * len(messages)
+
+
 class Answer:
     def __init__(self, writer: asyncio.StreamWriter, schedule: dict[str, object], counting: bool) -> None:
         self.writer, self.fault, self.counting = writer, schedule.get("fault", ""), counting
@@ -74,6 +82,7 @@ class Answer:
         self.packer = zlib.compressobj(wbits=31)
         self.log = str(schedule.get("log", ""))
         self.capacity = int(schedule.get("capacity", 10**6))
+        self.prompt_tokens = 7
 
     def send(self, body: bytes) -> None:
         if self.fault == "gzip":
@@ -123,7 +132,7 @@ class Answer:
                     return True
         self.send(event({}, "stop"))
         usage = {
-            "prompt_tokens": 7,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.tokens,
             "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
@@ -168,6 +177,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, defa
                 | request.get("schedule", {})
             )
             answer = Answer(writer, schedule, counting)
+            answer.prompt_tokens = 7 if "schedule" in request else prompt_tokens(request)
             async with SLOTS.setdefault(answer.capacity, asyncio.Semaphore(answer.capacity)):
                 stays_open = await answer.run()
             if not stays_open:

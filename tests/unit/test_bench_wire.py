@@ -121,7 +121,7 @@ def answers(listening: socket.socket, *responses: list[bytes]) -> list[tuple[byt
         error = ""
         try:
             async with client.stream("POST", url, json={}) as response:
-                reads = wire.content(response)
+                reads = wire.content(response, bench_client.MAX_CONTENT_BYTES)
                 async for read in response.aiter_raw():
                     reads.append((wire.arrived(response), read))
         except httpx2.HTTPError as failure:
@@ -161,7 +161,7 @@ def test_ends_of_responses(listening: socket.socket, response: list[bytes], cont
     assert answers(listening, response) == [(content, error)]
 
 
-def sample_of(listening: socket.socket, *parts: bytes) -> Sample:
+def sample_of(listening: socket.socket, *parts: bytes, **limits: Any) -> Sample:
     """The sample of a request that a server answers with ``parts``, each sent alone; then it closes the connection."""
 
     def serve() -> None:
@@ -175,7 +175,8 @@ def sample_of(listening: socket.socket, *parts: bytes) -> Sample:
 
     threading.Thread(target=serve, daemon=True).start()
     endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
-    (sample,) = bench_client.stream_all(endpoint, [[bench_client.StreamRequest(0, "/", {})]], stall_seconds=5).samples
+    request = bench_client.StreamRequest(0, "/", {}, **limits)
+    (sample,) = bench_client.stream_all(endpoint, [[request]], stall_seconds=5).samples
     return sample
 
 
@@ -332,11 +333,15 @@ def test_head_is_read_in_linear_time() -> None:
     assert min(seconds(80_000) for _ in range(3)) < 3.5 * min(seconds(40_000) for _ in range(3)) + 0.05
 
 
-def test_answer_without_end_is_an_error(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_CONTENT_BYTES", 2**20)
+def test_answer_without_end_is_an_error(listening: socket.socket) -> None:
     piece = b"10000\r\n" + b":" * 2**16 + b"\r\n"
-    assert "more than 1 MiB" in sample_of(listening, CHUNKED, *[piece] * 24).error
-    assert "more than 1 MiB" in sample_of(listening, HEAD + b"\r\n", *[b":" * 2**16] * 24).error
+    for parts in ((CHUNKED, *[piece] * 24), (HEAD + b"\r\n", *[b":" * 2**16] * 24)):
+        assert "more than 1 MiB" in sample_of(listening, *parts, limit_bytes=2**20).error
+
+
+def test_answer_that_does_not_end_in_time_is_an_error(listening: socket.socket) -> None:
+    slow = [b"1\r\n:\r\n"] * 400
+    assert sample_of(listening, CHUNKED, *slow, limit_seconds=0.5).error == "not ended after 0.5 s"
 
 
 def answered(listening: socket.socket, *connections: list[bytes | None]) -> tuple[list[str], int]:

@@ -51,6 +51,7 @@ class Measurement:
     A request without data for ``stall_seconds`` has failed. Cases of ``resumed``, the result of an interrupted run, are not
     measured again.
 
+    ``probe`` is called on each start of a server before its first case; it returns verdicts, and may refuse to go on.
     ``save`` gets the partial result after each case, and when a case is interrupted. ``case_begins`` gets a case and its
     number of requests, 0 if the workload runs for a time, and returns a function that is called after each request.
     """
@@ -62,6 +63,7 @@ class Measurement:
     stall_seconds: float = client.STALL_SECONDS
     case_begins: Callable[[Case, int], RequestEnded] = lambda case, requests: lambda: None
     resumed: Result | None = None
+    probe: Callable[[MeasuredServer], Mapping[str, str]] = lambda server: {}
 
 
 def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -> str:
@@ -118,6 +120,8 @@ def run(
     endpoint, named = server.endpoint, measurement.workload
     result = earlier or _first_result(server, measurement, began)
     order = [] if result.complete else resume.missing(named.workload, result.cases, start, measurement.seed)
+    if order:
+        result = replace(result, probes={**result.probes, **measurement.probe(server)})
     for number, case in enumerate(order):
 
         def save_interrupted(part: MeasuredCase, before: Result = result) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.bench.sample import Exchange, Sample, parse_sample
+from sm120kit.bench.sample import Exchange, Reads, Sample, parse_sample
 from sm120kit.core.errors import ServerFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint, redacted
@@ -32,6 +32,8 @@ MAX_RESPONSE_BYTES = 64 * 2**20
 """Limit of a response that is not a stream: lists of models and counters have some kilobytes."""
 
 
+MAX_CONTENT_BYTES = 256 << 20
+"""Limit of an answer: one of 100,000 tokens has some 30 MB."""
 MAX_MASKED_BYTES = 2**16
 """Part of an error's body that is searched for secrets; 200 characters of it are shown."""
 REQUIRES_KEY = "the server requires an API key: set SM120KIT_API_KEY, or --api-key @FILE; other credentials: --header"
@@ -47,21 +49,33 @@ TLS_HINTS = {
 }
 """Reasons of OpenSSL (ssl.SSLError) and their remedies."""
 
-EndedRequest = Callable[[], Sample]
-"""A request that has ended. Calling it parses what was received."""
+
+@dataclass(frozen=True)
+class EndedRequest:
+    """A request that has ended: the bytes received, with seconds since the run began. Calling it parses them."""
+
+    reads: Reads
+    exchange: Exchange
+
+    def __call__(self) -> Sample:
+        """The sample of the request."""
+        return parse_sample(self.reads, self.exchange)
 
 
 @dataclass(frozen=True)
 class StreamRequest:
     """A request: ``prompt`` is the prompt's number in the workload, ``body`` the JSON to post to ``path``.
 
-    ``at`` is the earliest time to send it, in seconds since the first request.
+    ``at`` is the earliest time to send it, in seconds since the first request. An answer of more than ``limit_bytes``, or that
+    has not ended after ``limit_seconds``, is an error.
     """
 
     prompt: int
     path: str
     body: dict[str, Any]
     at: float = 0.0
+    limit_seconds: float | None = None
+    limit_bytes: int = MAX_CONTENT_BYTES
 
 
 def counted(request: StreamRequest) -> StreamRequest:
@@ -204,7 +218,7 @@ async def _stream(
     reads = [(arrived - began, read) for arrived, read in exchange.reads]
     times = (exchange.started - began, exchange.ended - began)
     ended = Exchange(user, request.prompt, *times, exchange.status, request.body.get("max_tokens"), exchange.error)
-    return partial(parse_sample, reads, ended)
+    return EndedRequest(reads, ended)
 
 
 class _Exchange:
@@ -226,7 +240,10 @@ class _Exchange:
         from sm120kit.bench import wire
 
         try:
-            await self._receive()
+            async with asyncio.timeout(self.request.limit_seconds):
+                await self._receive()
+        except TimeoutError:
+            self.error = f"not ended after {self.request.limit_seconds:g} s"
         except (ValueError, zlib.error) as failure:
             self.reads, self.error = [], f"the answer cannot be decompressed: {failure}"
         except httpx2.TimeoutException:
@@ -249,28 +266,26 @@ class _Exchange:
         url = self.server.request_url(self.request.path)
         async with self.client.stream("POST", url, json=self.request.body, extensions={"trace": self._trace}) as response:
             self.status, kind = response.status_code, response.headers.get("Content-Type", "")
-            self.reads = wire.content(response)
+            self.reads = wire.content(response, self.request.limit_bytes)
             size = 0
             async for read in response.aiter_raw():
                 self.reads.append((wire.arrived(response), read))
                 size += len(read)
-                if size > wire.MAX_CONTENT_BYTES:
+                if size > self.request.limit_bytes:
                     break
         self.reads = _decoded(self.reads, response.headers.get("Content-Encoding", "identity").lower())
         if self.status != 200:
             body = b"".join(read for _, read in self.reads)[:MAX_MASKED_BYTES].decode("utf-8", "replace")
             shown = self.server.without_secrets(body)[:200]  # cut afterwards: a part of a secret is not recognized
             self.reads, self.error = [], f"HTTP {self.status}: {shown}"
-        elif kind.startswith("application/json"):
+        elif kind.startswith("application/json") and self.request.body.get("stream") is not False:
             self.reads, self.error = [], NOT_STREAMED
         else:
             self.error = self._too_long()
 
     def _too_long(self) -> str:
-        from sm120kit.bench import wire
-
-        size = sum(len(read) for _, read in self.reads)
-        return f"the answer has more than {wire.MAX_CONTENT_BYTES >> 20} MiB" if size > wire.MAX_CONTENT_BYTES else ""
+        size, limit = sum(len(read) for _, read in self.reads), self.request.limit_bytes
+        return f"the answer has more than {limit >> 20} MiB" if size > limit else ""
 
 
 def _decoded(reads: list[tuple[float, bytes]], encoding: str) -> list[tuple[float, bytes]]:

@@ -223,7 +223,8 @@ TOTAL_DIFFERENCE = 0.1
 
 def notes(result: Result) -> list[str]:
     """What a reader must know of the figures of a result: reasons for unknown ones, bounds, contradictions, errors."""
-    found = [f"{name(case)}: {note}" for case in result.cases for note in _notes(case, summary(case))]
+    found = [f"the server answers wrongly: {probe}" for probe in result.wrong]
+    found += [f"{name(case)}: {note}" for case in result.cases for note in _notes(case, summary(case))]
     if all(prefix_cache(case) is None for case in result.cases):
         found.append("cached: unknown, neither usage nor the server's metrics have it")
     found += sorted(

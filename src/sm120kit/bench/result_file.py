@@ -110,13 +110,23 @@ class MeasuredCase:
 
 @dataclass(frozen=True)
 class Result:
-    """A run. ``complete`` is false if it was interrupted or the server went away; the cases until then are in it."""
+    """A run. ``complete`` is false if it was interrupted or the server went away; the cases until then are in it.
+
+    ``probes`` are the verdicts of the probes before the measurement, with what they saw: ``ok``, ``wrong`` or ``cannot be
+    judged``, then a colon.
+    """
 
     format: str
     started_utc: str
     complete: bool
     environment: Environment
     cases: tuple[MeasuredCase, ...]
+    probes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> list[str]:
+        """What the probes found wrong."""
+        return [f"{name}: {found}" for name, found in self.probes.items() if found.startswith("wrong")]
 
     @property
     def ordered(self) -> list[MeasuredCase]:

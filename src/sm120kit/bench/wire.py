@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -36,8 +37,6 @@ _NO_CHUNK = b"invalid chunk\r\n"
 CLOSED_IN_HEAD = "the connection was closed inside the head of the response"
 MAX_HEAD_BYTES = 100 << 10
 """Limit of all heads before the content, from which on the HTTP library gets them, whose limit is the same."""
-MAX_CONTENT_BYTES = 256 << 20
-"""Limit of an answer: one of 100,000 tokens has some 30 MB."""
 
 
 def client(server: Endpoint, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
@@ -59,13 +58,17 @@ def arrived(response: httpx2.Response) -> float:
     return stream.arrived if isinstance(stream, _Stream) else time.perf_counter()
 
 
-def content(response: httpx2.Response) -> list[tuple[float, bytes]]:
+def content(response: httpx2.Response, limit_bytes: int) -> list[tuple[float, bytes]]:
     """Reads of the response's content with their arrival times: empty, and filled as a chunked response arrives.
 
+    Chunked content that is longer than ``limit_bytes`` is an error of the HTTP library.
     Reads that ``response`` yields are missing and must be appended: those of TLS and of responses that are not chunked.
     """
     stream = response.extensions["network_stream"]
-    return stream.response.content if isinstance(stream, _Stream) else []
+    if not isinstance(stream, _Stream):
+        return []
+    stream.response.limit_bytes = limit_bytes
+    return stream.response.content
 
 
 class _Backend(httpcore2.AsyncNetworkBackend):
@@ -118,6 +121,7 @@ class _Response:
     def __init__(self) -> None:
         self.content: list[tuple[float, bytes]] = []
         self.decoding = True
+        self.limit_bytes = sys.maxsize
         self._arrived = 0.0
         self._head = bytearray()
         self._heads = self._received = 0
@@ -142,7 +146,7 @@ class _Response:
                 return bytes(self._head) or read
             if self.decoding:  # else surplus bytes after the content
                 self.decoding, end = False, _NO_CHUNK
-        if self._received > MAX_CONTENT_BYTES:
+        if self._received > self.limit_bytes:
             self.decoding, end = False, _NO_CHUNK
         if in_head and not self._has_head and len(self._head) <= MAX_HEAD_BYTES:
             return b""

@@ -12,6 +12,7 @@ from sm120kit.cli.bench_results import render
 from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
 from sm120kit.cli.options import ImageIndex, Json, ServerAccess, Timeout, configuration_names, given_values
 from sm120kit.cli.serve import LaunchedServer
+from sm120kit.cli.verify_server import brief_probe
 from sm120kit.core import console
 from sm120kit.core.disk import require_writable
 from sm120kit.core.errors import ServerFailed
@@ -55,6 +56,7 @@ class Results:
         typer.Option("--output", "-o", metavar="FILE", help="The result, written after each case; a partial one is resumed."),
     ] = Path("result.json")
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing result.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Measure a server although a probe finds it wrong.")] = False
     json: Json = False
 
 
@@ -77,6 +79,7 @@ def run_(
 ) -> None:
     """Measure a server over HTTP and write a result.
 
+    Short probes come first; a server that answers wrongly is measured with --force only, and the result has the verdict.
     Every case of the workload is measured; the result has every sample. After an interruption the same command measures the
     cases that are missing, of a launched configuration on a new start of its server. Exit code 1 if a request failed.
     """
@@ -107,7 +110,9 @@ def run_(
             console.info(f"[{printed}/{total}] {_line(case)}")
 
     with case_progress(total - printed) as case_begins:
-        measurement = bench.Measurement(named, save, choice.seed, stated, running.timeout, case_begins, earlier)
+        measurement = bench.Measurement(
+            named, save, choice.seed, stated, running.timeout, case_begins, earlier, brief_probe(results.force)
+        )
         if configuration:
             prepared, options = launched.prepare(configuration, images)
             (result,) = launched_servers.run(prepared, options, [measurement], launched.restarts)

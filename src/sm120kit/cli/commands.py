@@ -91,8 +91,11 @@ COMMANDS = Branch(
             },
         ),
         "verify": Branch(
-            "Verify built images and kernels",
+            "Verify servers, built images and kernels",
             {
+                "server": Leaf(
+                    "verify_server:verify_server", "Probe a running server for answers that are wrong without an error"
+                ),
                 "image": Leaf("image:verify_image", "Run the checks of an image and tag it if all pass"),
             },
         ),

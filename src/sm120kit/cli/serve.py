@@ -117,6 +117,9 @@ class ServerOptions:
     engine: ServingEngine = ""
     wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Probe the server after its first answer; stop it if it answers wrongly.")
+    ] = False
     patch: LocalPatches = None
     state: State = None
 
@@ -405,6 +408,8 @@ def serve_(
 
     nodes = spanned.each(planned, server.port)
     roots = planned.roots(len(nodes))
+    if planned and server.verify:
+        raise typer.BadParameter("nothing is started that could be probed", param_hint="--verify")
     location = server.location()
     workspace = Workspace.open(server.state)
     if server.gpu and not planned:
@@ -466,7 +471,9 @@ def serve_(
         def progress(seconds: float, line: str) -> None:
             show(f"{seconds:.0f} s  {line[:120]}")
 
-        options = launch.LaunchOptions(workspace, server.wait, console.info, progress, _show_answer)
+        options = launch.LaunchOptions(
+            workspace, server.wait, console.info, progress, _verify_answer if server.verify else _show_answer
+        )
         if not server.foreground:
             launch.start(prepared, options)
             return
@@ -489,6 +496,21 @@ def _show_answer(endpoint: Endpoint, answer: Answer) -> None:
 
     console.info(f"first answer after {answer.seconds:.1f} s: {answer.text!r}")
     console.data(answers.curl(endpoint, answer.model, "SM120KIT_API_KEY"))
+
+
+def _verify_answer(endpoint: Endpoint, answer: Answer) -> None:
+    """Show the first answer, then probe the server.
+
+    Raises:
+        CheckFailed: it answers wrongly.
+    """
+    from sm120kit import probes
+    from sm120kit.cli import verify_server
+
+    _show_answer(endpoint, answer)
+    verification = probes.verify(probes.VerifiedServer(endpoint, answer.model))
+    verify_server.show(verification)
+    verify_server.require_no_fault(verification, "sm120kit verify server writes all requests and answers to a file")
 
 
 def _node_file(directory: str, rank: int) -> Path:

@@ -122,7 +122,8 @@ class Engine:
     ``all_reduces`` are variables that select an all-reduce between GPUs other than its default, by the method's name.
 
     ``metrics`` are the names of its metrics. Its server has JSON with its ``version`` at ``info_path``. With ``counts_tokens``
-    it accepts ``continuous_usage_stats``, a count of tokens with each chunk.
+    it accepts ``continuous_usage_stats``, a count of tokens with each chunk, and with ``salts_cache`` ``cache_salt``: only
+    requests with the same salt share their prefixes.
 
     An unpacked image has at most ``size_limit_bytes``. ``suite`` is the directory of its checks, None for that in
     ``images/checks/suites``. ``in_head`` are requirements that the comment at the start of its recipes lists.
@@ -144,6 +145,7 @@ class Engine:
     metrics: Metrics = field(default_factory=Metrics)
     info_path: str = "/version"
     counts_tokens: bool = False
+    salts_cache: bool = False
     size_limit_bytes: int = 16 * 2**30
     suite: Path | None = None
     first_release: str = "0"

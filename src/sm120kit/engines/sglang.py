@@ -236,6 +236,7 @@ SGLANG = Sglang(
     ),
     info_path="/get_server_info",
     counts_tokens=True,  # 0.5.11, srt/entrypoints/openai/protocol.py
+    salts_cache=True,
     optional={
         ("--moe-runner-backend", "b12x"): "b12x",
         ("--fp4-gemm-backend", "b12x"): "b12x",

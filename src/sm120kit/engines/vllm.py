@@ -305,6 +305,7 @@ VLLM = Vllm(
         generated="vllm:generation_tokens_total",
     ),
     counts_tokens=True,  # 0.20.0, entrypoints/openai/engine/protocol.py
+    salts_cache=True,
     optional={  # extras in its METADATA
         ("--load-format", "fastsafetensors"): "fastsafetensors",
         ("--load-format", "instanttensor"): "instanttensor",

@@ -128,9 +128,10 @@ class ServedModel:
     ``top`` = -1, all tokens, requires a vLLM that was started with ``--max-logprobs -1``.
     """
 
-    def __init__(self, server: Endpoint, model: str, top: int) -> None:
+    def __init__(self, server: Endpoint, model: str, top: int, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
         """Store the endpoint; nothing is requested yet."""
         self.name, self._server, self._model, self._top = f"{model} at {server.url}", server, model, top
+        self._timeout_seconds = timeout_seconds
         self._engine: Engine | None = None
 
     def require(self, window: int, text: TokenizedText) -> None:
@@ -145,17 +146,26 @@ class ServedModel:
                 f"{self.name}: a window of {window:,} tokens and one more are longer than max_model_len {longest:,}",
                 f"use --window {longest - 1} or less",
             )
-        body = {"model": self._model, "prompt": text.sample, "add_special_tokens": False}
-        status, content = self._post("/tokenize", body) if text.sample else (0, b"")
-        try:
-            tokens = parse_json(content)["tokens"] if status == 200 else None
-        except (ValueError, KeyError, TypeError):
-            tokens = None
-        if tokens is not None and tokens != list(text.sample_tokens):
+        tokens = self.token_ids(text.sample) if text.sample else None
+        if tokens is not None and tokens != text.sample_tokens:
             raise RequirementMissing(
                 f"{self.name} has another tokenizer: the first {len(text.sample):,} characters of the text are other token ids",
                 "the same token ids are compared position by position: compare models with the same tokenizer",
             )
+
+    def token_ids(self, text: str) -> tuple[int, ...] | None:
+        """The token ids of a text, without special tokens; None if the server has no ``/tokenize``.
+
+        Raises:
+            ServerFailed: the server does not respond.
+        """
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        status, content = self._post("/tokenize", body)
+        try:
+            tokens = parse_json(content)["tokens"] if status == 200 else None
+        except (ValueError, KeyError, TypeError):
+            return None
+        return tuple(tokens) if isinstance(tokens, list) and all(type(token) is int for token in tokens) else None
 
     def windows(self, tokens: Sequence[Sequence[int]]) -> Sequence[TopLogProbabilities]:
         """For each window, the distributions after all but its last token, which a server does not return.
@@ -220,7 +230,7 @@ class ServedModel:
                 url,
                 headers=headers,
                 content=content,
-                timeout=_TIMEOUT_SECONDS,
+                timeout=self._timeout_seconds,
                 trust_env=False,
                 verify=self._server.tls.context(),
             ) as response:

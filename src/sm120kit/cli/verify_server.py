@@ -1,0 +1,153 @@
+"""``sm120kit verify server``: probe a running server for answers that are wrong without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm120kit.cli.options import Json, Overwrite, ServerAccess, key_of
+from sm120kit.core import console
+from sm120kit.core.errors import CheckFailed, ServerFailed
+from sm120kit.core.urls import Endpoint, is_url
+
+if TYPE_CHECKING:
+    from sm120kit.bench import MeasuredServer
+    from sm120kit.kld import SavedReference
+    from sm120kit.probes import ServerProbe, ServerVerification, VerifiedServer
+
+BRIEF_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ProbedServer(ServerAccess):
+    """The server and what it is compared with."""
+
+    served_model_name: Annotated[
+        str, typer.Option("--served-model-name", metavar="NAME", help="The model; default: the server's only model.")
+    ] = ""
+    reference: Annotated[
+        str,
+        typer.Option(
+            "--reference",
+            metavar="URL|FILE",
+            help="Compare with a server of the same model, such as one without speculation, or with a file of kld --save.",
+        ),
+    ] = ""
+    reference_api_key: Annotated[
+        str, typer.Option("--reference-api-key", metavar="KEY|@FILE", help="API key for the server of --reference.")
+    ] = ""
+
+    def compared(self) -> tuple[Endpoint, str] | SavedReference | None:
+        """The reference.
+
+        Raises:
+            Sm120kitError: the reference does not answer, or the file is none.
+        """
+        from sm120kit import bench, kld
+
+        if not self.reference:
+            return None
+        if not is_url(self.reference):
+            return kld.SavedReference(Path(self.reference))
+        url, _, model = self.reference.partition("#")
+        endpoint = Endpoint.parse(url, key_of(self.reference_api_key))
+        return endpoint, bench.choose_model(endpoint, model or None)
+
+
+@dataclass(frozen=True)
+class VerificationOptions:
+    """Which probes run, for how long, and where the record goes."""
+
+    probe: Annotated[
+        list[str] | None, typer.Option("--probe", metavar="NAME", help="Only this probe; repeatable; default: all.")
+    ] = None
+    seconds: Annotated[float, typer.Option("--seconds", min=10, max=3600, metavar="N", help="Time limit of all probes.")] = 120
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The record, with all requests and answers.")
+    ] = Path("verification.json")
+    overwrite: Overwrite = False
+    json: Json = False
+
+
+def verify_server(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The root of an OpenAI-compatible server.")],
+    *,
+    server: ProbedServer,
+    options: VerificationOptions,
+) -> None:
+    """Probe a running server for answers that are wrong without an error.
+
+    Sends some 150 short requests of its own texts to this server, and to that of --reference only. A probe finds `ok`, `wrong`,
+    or that it cannot judge, with the reason. Exit code 51 if one finds something wrong.
+    """
+    from sm120kit import bench, probes
+    from sm120kit.core.disk import require_new, require_writable
+
+    chosen = probes.selected(options.probe or [])
+    require_writable(options.output)
+    require_new(options.output, "--output", options.overwrite)
+    endpoint = server.endpoint(url)
+    model = bench.choose_model(endpoint, server.served_model_name or None)
+    probed = probes.VerifiedServer(endpoint, model, server.compared())
+    verification = _verified(probed, chosen, options.seconds, options.output)
+    if options.json:
+        console.json_data(asdict(verification))
+    else:
+        show(verification)
+    require_no_fault(verification, f"all requests and answers: {options.output}")
+
+
+def _verified(server: VerifiedServer, chosen: tuple[ServerProbe, ...], seconds: float, output: Path) -> ServerVerification:
+    from sm120kit import probes
+    from sm120kit.core.record_files import write_record
+
+    with console.progress() as progress:
+        task = progress.add_task("probes", total=len(chosen) + (server.reference is not None))
+
+        def on_result(partial: ServerVerification) -> None:
+            progress.update(task, completed=len(partial.probes))
+            write_record(output, partial)
+
+        return probes.verify(server, chosen, seconds, on_result=on_result)
+
+
+def show(verification: ServerVerification) -> None:
+    """Print the verdicts."""
+    console.table(("probe", "verdict", "saw"), ((each.probe, each.verdict.value, each.saw) for each in verification.probes))
+    for each in verification.probes:
+        console.info(f"{each.probe} cannot see {each.cannot_see}")
+
+
+def require_no_fault(verification: ServerVerification, hint: str) -> None:
+    """Require that no probe found something wrong.
+
+    Raises:
+        CheckFailed: one did.
+    """
+    if verification.wrong:
+        found = "; ".join(f"{each.probe}: {each.saw}" for each in verification.wrong)
+        raise CheckFailed(f"{verification.url} answers wrongly: {found}", hint)
+
+
+def brief_probe(force: bool) -> Callable[[MeasuredServer], dict[str, str]]:
+    """What probes a server briefly before it is measured, and returns the verdicts.
+
+    Raises:
+        CheckFailed: the server answers wrongly, and ``force`` is false.
+    """
+    from sm120kit import probes
+
+    def probe(server: MeasuredServer) -> dict[str, str]:
+        try:
+            found = probes.verify(probes.VerifiedServer(server.endpoint, server.model), probes.QUICK, BRIEF_SECONDS)
+        except ServerFailed:
+            return {}  # the measurement reports it
+        if not force:
+            require_no_fault(found, "sm120kit verify server runs all probes; --force measures it, and stores the verdict")
+        return {each.probe: f"{each.verdict.value}: {each.saw}" for each in found.probes}
+
+    return probe

@@ -1,0 +1,128 @@
+"""Parse an answer of an OpenAI-compatible server, streamed or not, with its text, tokens and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sm120kit.bench.client import EndedRequest
+from sm120kit.bench.sample import FAILED, MOST_TOKENS
+from sm120kit.bench.sse import Reader
+from sm120kit.core.outside import parse_json
+from sm120kit.probes.probe_records import AnsweredToken, RecordedAnswer, ToolCall
+
+MOST_TEXT = 1 << 16
+"""Limit of each text of an answer in characters; requests are for some dozens of tokens."""
+MOST_CALLS, MOST_LISTED = 8, 4096
+"""Limits of the tool calls and tokens of an answer."""
+REPLACEMENT = "\ufffd"
+
+
+def answer_of(ended: EndedRequest) -> RecordedAnswer:
+    """The answer of a request that has ended. What is not an answer has an error."""
+    parts = _Parts()
+    exchange = ended.exchange
+    try:
+        if exchange.error:
+            raise ValueError(exchange.error)
+        content = b"".join(read for _, read in ended.reads)
+        for document in _documents(content):
+            parts.add(document)
+        if not parts.choices:
+            raise ValueError("the answer has no choices")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        parts.error = parts.error or str(error) or type(error).__name__
+    return parts.answer(exchange.ended - exchange.started)
+
+
+def _documents(content: bytes) -> list[Mapping[str, Any]]:
+    """The JSON objects of a response: its events, or itself.
+
+    Raises:
+        ValueError: it has something else.
+    """
+    if content.lstrip()[:1] == b"{":
+        return [parse_json(content)]
+    reader = Reader()
+    events = [event.data for event in reader.feed(content)]
+    if reader.problem:
+        raise ValueError(reader.problem)
+    return [parse_json(event) for event in events if event.strip() != "[DONE]"]
+
+
+class _Parts:
+    """The parts of an answer as they arrive."""
+
+    def __init__(self) -> None:
+        self.error = ""
+        self.choices = 0
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: dict[int, tuple[str, str]] = {}
+        self.tokens: list[AnsweredToken] = []
+        self.usage: Mapping[str, Any] = {}
+        self.finish_reason: str | None = None
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """Add an event of a stream, or a whole response."""
+        if error := document.get("error"):
+            raise ValueError(f"server: {error.get('message', error) if isinstance(error, Mapping) else error}")
+        self.usage = document.get("usage") or self.usage
+        for choice in document.get("choices") or ():
+            self.choices += 1
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            self.content.append(message.get("content") or "")
+            self.reasoning.append(message.get("reasoning_content") or message.get("reasoning") or "")
+            for number, call in enumerate(message.get("tool_calls") or ()):
+                self._add_call(call.get("index", number), call.get("function") or {})
+            self.tokens += _tokens(choice.get("logprobs") or {})
+        if self.finish_reason in FAILED:
+            raise ValueError(f"the request ended with finish_reason {self.finish_reason!r}")
+
+    def _add_call(self, number: int, function: Mapping[str, Any]) -> None:
+        if number not in self.calls and len(self.calls) == MOST_CALLS:
+            return
+        name, arguments = self.calls.get(number, ("", ""))
+        self.calls[number] = (name + (function.get("name") or ""), arguments + (function.get("arguments") or ""))
+
+    def answer(self, seconds: float) -> RecordedAnswer:
+        """The whole answer."""
+        usage = self.usage if isinstance(self.usage, Mapping) else {}
+        details = usage.get("prompt_tokens_details")
+        return RecordedAnswer(
+            error=self.error[:1000],
+            content="".join(self.content)[:MOST_TEXT],
+            reasoning="".join(self.reasoning)[:MOST_TEXT],
+            tool_calls=tuple(ToolCall(name[:200], arguments[:MOST_TEXT]) for name, arguments in self.calls.values()),
+            tokens=tuple(self.tokens[:MOST_LISTED]),
+            prompt_tokens=_count(usage.get("prompt_tokens")),
+            completion_tokens=_count(usage.get("completion_tokens")),
+            cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, Mapping) else None,
+            finish_reason=self.finish_reason,
+            seconds=round(seconds, 3),
+        )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+
+
+def _tokens(listed: Mapping[str, Any]) -> list[AnsweredToken]:
+    """Tokens in the form of chat completions (``content``) or of completions (``tokens``)."""
+    if content := listed.get("content"):
+        return [
+            AnsweredToken(*_named(entry), tuple(_named(each) for each in entry.get("top_logprobs") or ())) for entry in content
+        ]
+    tokens, values = listed.get("tokens") or (), listed.get("token_logprobs") or ()
+    tops = listed.get("top_logprobs") or [{}] * len(tokens)
+    return [
+        AnsweredToken(token, float(value), tuple(sorted((top or {}).items(), key=lambda pair: -pair[1])))
+        for token, value, top in zip(tokens, values, tops, strict=False)
+    ]
+
+
+def _named(entry: Mapping[str, Any]) -> tuple[str, float]:
+    """A token's name with its log-probability. Tokens that are a part of a character are told apart by their bytes."""
+    text = str(entry["token"])
+    return (f"bytes {entry['bytes']}" if REPLACEMENT in text and entry.get("bytes") else text), float(entry["logprob"])

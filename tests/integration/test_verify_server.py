@@ -1,0 +1,129 @@
+"""Probe a small server with random weights, healthy and with seeded faults. The table of all: tests/slow/engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("transformers")
+
+from hostile_server import hostile_server
+from schedule_server import schedule_server
+from small_models import probe_tokenizer, tiny_model, word_ids
+from small_server import Options, SmallEngine, small_server
+
+from sm120kit.cli import app
+from sm120kit.core.errors import CheckFailed, NotFound, ServerFailed
+
+STRUCTURE = ("log-probabilities", "counts of tokens", "repeated requests", "decoding against prefill", "cached prefixes")
+"""Probes that need no trained model."""
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[Any, Any]:
+    tokenizer = probe_tokenizer()
+    return tiny_model(len(tokenizer)), tokenizer
+
+
+@contextmanager
+def running(tiny: tuple[Any, Any], fault: str = "", **options: Any) -> Iterator[str]:
+    model, tokenizer = tiny
+    engine = SmallEngine(model, word_ids(tokenizer), frozenset(), Options(faults=frozenset({fault} - {""}), **options))
+    with small_server(engine, tokenizer) as url:
+        yield url
+
+
+def verify(url: str, output: Path, *options: str, probes: tuple[str, ...] = STRUCTURE) -> Result:
+    chosen = [word for name in probes for word in ("--probe", name)]
+    return CliRunner().invoke(app, ["verify", "server", url, "--seconds", "300", "-o", str(output), *chosen, *options])
+
+
+def verdicts(output: Path) -> dict[str, str]:
+    return {each["probe"]: each["verdict"] for each in json.loads(output.read_text())["probes"]}
+
+
+def test_a_healthy_server_with_prefix_cache_and_speculation(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    output = tmp_path / "v.json"
+    with running(tiny, drafts=2) as url:
+        done = verify(url, output, "--json", probes=(*STRUCTURE, "tool calls and JSON"))
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads(output.read_text())
+    assert set(verdicts(output).values()) == {"ok"}
+    record = json.loads(output.read_text())
+    assert record["complete"] and all(probe["exchanges"] and probe["cannot_see"] for probe in record["probes"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "probe"),
+    [
+        ("race", "repeated requests"),
+        ("block-of-other-prompt", "cached prefixes"),
+        ("stale-draft-kv", "decoding against prefill"),
+        ("top-k-off-by-one", "log-probabilities"),
+        ("cut-streamed-tool-call", "tool calls and JSON"),
+    ],
+)
+def test_a_seeded_fault_is_found(fault: str, probe: str, tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    output = tmp_path / "v.json"
+    with running(tiny, fault, drafts=3 if "draft" in fault else 0) as url:
+        done = verify(url, output, probes=(probe,))
+    assert isinstance(done.exception, CheckFailed) and probe in done.exception.message, done.output
+    assert verdicts(output) == {probe: "wrong"}
+
+
+def test_a_reference_shows_what_is_wrong_every_time(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    _, tokenizer = tiny
+    other = tiny_model(len(tokenizer), seed=1)
+    output = tmp_path / "v.json"
+    with running(tiny) as reference:
+        for model, expected in ((tiny, "ok"), ((other, tokenizer), "wrong")):
+            with running(model) as url:
+                verify(url, output, "--reference", reference, "--overwrite", probes=("log-probabilities",))
+            assert verdicts(output) == {"log-probabilities": "ok", "reference server": expected}
+
+
+def test_bench_measures_a_server_that_answers_wrongly_only_with_force(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    arguments = ["--quick", "--output-tokens", "4", "-o", str(output)]
+    with running(tiny, "usage-doubled") as url:
+        refused = CliRunner().invoke(app, ["bench", "run", url, *arguments])
+        assert isinstance(refused.exception, CheckFailed) and not output.exists(), refused.output
+        CliRunner().invoke(app, ["bench", "run", url, "--force", *arguments])
+    assert json.loads(output.read_text())["probes"]["counts of tokens"].startswith("wrong: ")
+    shown = CliRunner().invoke(app, ["bench", "show", str(output)])
+    assert "counts of tokens" in shown.output
+    with running(tiny) as url:
+        done = CliRunner().invoke(app, ["bench", "run", url, "--overwrite", *arguments])
+    assert done.exit_code == 0, done.output
+    assert {found.partition(":")[0] for found in json.loads(output.read_text())["probes"].values()} == {"ok"}
+
+
+def test_a_server_without_log_probabilities_cannot_be_judged_by_them(tmp_path: Path) -> None:
+    output = tmp_path / "v.json"
+    with schedule_server() as url:
+        done = verify(url, output, probes=("log-probabilities", "counts of tokens", "needles"))
+    assert done.exit_code == 0, done.output
+    assert verdicts(output) == {
+        "log-probabilities": "cannot be judged",
+        "counts of tokens": "ok",
+        "needles": "cannot be judged",
+    }
+
+
+def test_usage_errors(tmp_path: Path) -> None:
+    output = tmp_path / "v.json"
+    output.write_text("{}")
+    with hostile_server() as server:
+        server.respond("/v1/models", b'{"data": [{"id": "m"}]}')
+        assert isinstance(verify(server.url, tmp_path / "n.json").exception, ServerFailed), "it answers no request"
+        unknown = verify(server.url, tmp_path / "n.json", probes=("needle",))
+        assert isinstance(unknown.exception, NotFound) and "needles" in unknown.exception.message
+        assert verify(server.url, output).exit_code and output.read_text() == "{}"
+    assert isinstance(verify("http://127.0.0.1:9", tmp_path / "n.json").exception, ServerFailed)
+    assert not (tmp_path / "n.json").exists()

