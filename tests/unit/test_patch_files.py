@@ -31,6 +31,7 @@ from sm120kit import patches
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.patches import ImportTarget, evidence
 from sm120kit.patches.patch_records import PatchedTree, PatchState
+from sm120kit.patches.wanted import wanted
 from sm120kit.sources.git import Repository
 
 CHANGED = changed(KERNEL, 20, "twenty\n")
@@ -660,3 +661,15 @@ def test_repository_of_a_tree_stays_as_it_is(patch_dir: PatchDirectory, tree: Pa
     (tmp_path / "x.diff").write_bytes(cutlass_repository(tmp_path / "cutlass").output("diff", "HEAD^"))
     imported(tree, patch_dir.root, tmp_path / "x.diff")
     assert repository.git("for-each-ref").stdout == before
+
+
+def test_wanted_changes_are_of_a_project_and_in_no_series() -> None:
+    """Each has its origin; one that a series gets is removed from the list."""
+    root = Path(__file__).parents[2] / "patches"
+    listed = wanted(root, {"vllm", "sglang", "cutlass"})
+    assert {each.project for each in listed} == {"vllm", "sglang", "cutlass"}
+    assert {each.project for each in wanted(root, {"cutlass"})} == {"cutlass"}
+    for each in listed:
+        assert each.reason.startswith("https://github.com/") and len(each.reason.partition(": ")[2]) > 40
+        assert not (root / each.project / f"{each.slug}.patch").exists()
+    assert wanted(root / "cutlass", {"cutlass"}) == ()

@@ -10,7 +10,7 @@ import typer
 
 from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, State, patches_root, recipe_names
 from sm120kit.core import console
-from sm120kit.core.data_roots import user_repository, writable_data_root
+from sm120kit.core.data_roots import data_root, user_repository, writable_data_root
 from sm120kit.core.workspace import Workspace
 
 
@@ -58,20 +58,26 @@ def status(
     """Show the state of each patch on each recipe's version.
 
     A patch applies, is already upstream, is not for this version, or conflicts; of a conflict, the file and line. A FlashInfer
-    recipe has the series of FlashInfer and CUTLASS, a recipe of an engine that of the engine.
+    recipe has the series of FlashInfer and CUTLASS, a recipe of an engine that of the engine. Below are the changes of these
+    projects that are wanted and that no series has, with the reason.
     """
-
+    from sm120kit.patches.checkout import PATCHES
+    from sm120kit.patches.wanted import wanted
     from sm120kit.recipes.target import resolve_sources
 
     resolved = resolve_sources(names or (), sources.run_options())
     states = [(source.recipe, state) for source in resolved for state in source.statuses]
+    missing = wanted(data_root() / PATCHES, {part.project for source in resolved for part in source.projects})
     if json:
-        console.json_data([{"recipe": name, **asdict(state)} for name, state in states])
+        rows = [{"recipe": name, **asdict(state)} for name, state in states]
+        console.json_data([*rows, *({"recipe": "", "state": "wanted", **asdict(each)} for each in missing)])
         return
     console.table(
         ("recipe", "patch", "version", "state", "detail"),
         ((name, f"{s.project}/{s.slug}", s.version, s.state, s.detail.strip()) for name, s in states),
     )
+    if missing:
+        console.table(("wanted", "reason"), ((f"{each.project}/{each.slug}", each.reason) for each in missing))
 
 
 def check(
