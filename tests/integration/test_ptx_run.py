@@ -44,6 +44,7 @@ template <int Count> __device__ void keep(float *out) {
 extern "C" __global__ void kernel(float *out) { keep<2>(out); }
 extern "C" __global__ void many_registers(float *out) { keep<160>(out); }
 extern "C" __global__ void __launch_bounds__(96) bounded(float *out) { keep<2>(out); }
+extern "C" __global__ void many_barriers() { asm volatile("bar.sync 7, 32;"); }
 """
 
 PROGRAM = """
@@ -205,7 +206,7 @@ code = pathlib.Path(sys.argv[1]).read_bytes()
 arguments = (code, ctypes.c_size_t(len(code)), b"an input") if "Data" in sys.argv[2] else (sys.argv[1].encode(),)
 print(getattr(cuda, sys.argv[2])(None, 0, *arguments, 0, None, None))
 """
-    for name in ("kernel.ptx", "kernel.cubin", "both.fatbin"):
+    for name in ("kernel.ptx", "kernel.cubin", "both.fatbin", "hopper-and-ptx.fatbin"):  # the last ran its code for Hopper
         done = runner.command(program, modules / name, function)
         assert (done.returncode, done.stdout) == (11, "209\n"), done.stderr
         assert f"{'an input' if 'Data' in function else modules / name} is code for SM12x; it cannot be linked" in done.stderr
@@ -588,6 +589,7 @@ def test_occupancy_is_that_of_sm120(runner: Runner, modules: Path) -> None:
 kernel_ = function(b"kernel")
 print([occupancy(kernel_, 128, size << 10) for size in (0, 40, 60, 90, 99, 100)])
 print([occupancy(kernel_, threads, 0) for threads in (32, 64, 512, 1024)], occupancy(function(b"many_registers"), 512, 0))
+print(occupancy(function(b"many_barriers"), 32, 0))
 def attribute(of, number):
     assert cuda.cuFuncGetAttribute(ctypes.byref(value), number, of) == 0
     return value.value
@@ -608,6 +610,7 @@ print(occupancy(functions[0], 128, 90 << 10))
     assert done.stdout.splitlines() == [
         "[12, 2, 1, 1, 1, 0]",
         "[24, 24, 3, 1] 0",
+        "3",
         "384 96 1024 120",
         "True True",
         "50176 768 14",
