@@ -106,6 +106,8 @@ def test_fewest_gpus_that_hold_a_model_are_chosen(hub: ModelHub, tmp_path: Path)
     assert two["arguments"][:2] == ["--tensor-parallel-size", "2"]
     sparks = plan(name, "--gpu", "dgx-spark", "--gpus", "2")
     assert (sparks["nodes"], sparks["engine"]) == (2, "vllm-0.33.0-spark")
+    here = plan(name, "--gpus", "2")
+    assert (here["gpu"], here["gpus"]) == ("RTX PRO 6000 Blackwell, 96 GB", 2), "on a host without GPUs"
     odd = plan(publish(hub, tmp_path, "me/odd", PLAIN | {"num_attention_heads": 6}), "--gpu", "rtx-pro-6000", "--gpus", "4")
     assert odd["arguments"][:4] == ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"]
 

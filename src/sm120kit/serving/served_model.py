@@ -21,6 +21,8 @@ from sm120kit.serving.model_download import DEFAULT_BRANCH, ModelDownload
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 """Limits of the Hub (huggingface_hub, ``validate_repo_id``)."""
+ASSUMED_GPU = "rtx-pro-6000"
+"""The GPU that is planned for on a host without one, if none is named."""
 FOLDER_OWNER = "local"
 """The owner in the name under which a folder's model is served."""
 
@@ -150,7 +152,7 @@ def _for_gpus(request: ServeRequest, found: ModelToServe, model: NamedModel, roo
     elif there:
         hardware = there.model_copy(update={"gpus": request.count}) if request.count else there
     elif planned:
-        hardware = None
+        hardware = derived_configuration.planned_gpus(ASSUMED_GPU, request.count) if request.count else None
     else:
         raise ResourceUnavailable(
             "this host has no SM12x GPU", "to plan for one: add --gpu rtx-pro-6000, rtx-5090 or dgx-spark, with --print"
@@ -160,8 +162,9 @@ def _for_gpus(request: ServeRequest, found: ModelToServe, model: NamedModel, roo
         configuration, derived = own, False
     else:
         if hardware is None:
-            hardware = derived_configuration.planned_gpus("rtx-pro-6000", COUNTS[-1])
-            notes = ("planned for RTX PRO 6000: this host has no SM12x GPU; --gpu names another",)
+            hardware = derived_configuration.planned_gpus(ASSUMED_GPU, COUNTS[-1])
+        if there is None and not request.gpu:
+            notes = (f"planned for {ASSUMED_GPU}: this host has no SM12x GPU; --gpu names another",)
         recipe = derived_configuration.choose_engine(model, hardware, request.engine)
         made = derived_configuration.derive(model, recipe, hardware, exact=exact)
         configuration, derived, notes = made.configuration, True, notes + made.notes
