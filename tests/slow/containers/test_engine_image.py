@@ -17,7 +17,7 @@ from typing import Any
 
 import containers
 import pytest
-from small_image import CLOSURE, ROOT, ImageHost
+from small_image import CLOSURE, ROOT, ImageHost, import_base
 
 from sm120kit.core import toolchain
 from sm120kit.core.digests import digest_of
@@ -74,6 +74,12 @@ def engine(image_host: ImageHost, tmp_path_factory: pytest.TempPathFactory) -> I
     host.run("recipe", "lock", "flashinfer@0.6.6", "--offline")
     host.run("recipe", "lock", "vllm@0.0.1", "--offline")
     return host
+
+
+@pytest.fixture(scope="module")
+def base(engine: ImageHost, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """With what engines need to compile kernels at run time."""
+    return import_base(engine, containers.debian(tmp_path_factory.mktemp("base"), "g++", "libpython3-dev"))
 
 
 @pytest.fixture(scope="module")

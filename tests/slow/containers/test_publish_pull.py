@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from small_image import CLOSURE, ImageHost
 
 from sm120kit.core.errors import BadInput, NotAttested
+from sm120kit.images.oci import MANIFEST
 
 pytestmark = [
     pytest.mark.containers,
@@ -90,7 +91,7 @@ def test_subject_is_the_manifest_in_the_registry(
     host, _, path = repository.partition("/")
     request = urllib.request.Request(
         f"http://{host}/v2/{path}/manifests/{signed['tag']}",
-        headers={"Accept": "application/vnd.docker.distribution.manifest.v2+json"},
+        headers={"Accept": MANIFEST},
     )
     with urllib.request.urlopen(request) as response:
         manifest = response.read()
