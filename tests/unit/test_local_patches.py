@@ -90,6 +90,15 @@ def test_project_is_the_one_with_the_files(path: str, files: dict[str, str] | No
     assert (build.flashinfer.plan != planned(site).flashinfer.plan) == (project in ("flashinfer", "cutlass"))
 
 
+def test_plain_diff_without_directories(site: Site) -> None:
+    """As ``diff -u other.py.orig other.py`` in the directory of the package."""
+    lines = site.diff("mine.diff", "vllm/other.py", 20).read_text().splitlines(keepends=True)
+    hunks = "".join(lines[next(number for number, line in enumerate(lines) if line.startswith("@@")) :])
+    plain = site.root / "plain.diff"
+    plain.write_text(f"--- other.py.orig\n+++ other.py\n{hunks}")
+    assert [patch.project for patch in planned(site, plain).local] == ["vllm"]
+
+
 def test_patches_lie_above_the_series_and_each_other(site: Site) -> None:
     first = {LAYERS: changed(KERNEL, 10, "ten\n")}
     site.put("vllm", "ten", patch_text(site.patches.edit(LAYERS, 10, "ten\n", {LAYERS: KERNEL}, ""), "vllm", "==7.0"))

@@ -313,13 +313,13 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
         raise NotFound(f"no project {target.project} in the source of this recipe", f"projects: {', '.join(names)}")
     existing = set(repository.paths(above))
     refused: list[str] = []
+    unread: list[BadInput] = []
     for strip in (1, 0) if target.strip is None else (target.strip,):
         try:
             paths, created = _files(foreign, repository, strip)
             named = dict(zip(paths, _files(foreign, repository, min(strip, 1))[0], strict=True))
-        except BadInput:
-            if strip or target.strip is not None:
-                raise
+        except BadInput as error:
+            unread.append(error)
             continue
         found = dict[Place, bool]()
         for prefix in dict.fromkeys(project.prefix for project in projects):
@@ -336,6 +336,8 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
                 f"the files of {foreign.file} can be those of {' or '.join(sorted({p.project.project for p in usable}))}",
                 _OPTIONS,
             )
+    if unread and not refused:
+        raise unread[0]
     problems = sorted(set(refused)) or [f"its files are not those of {target.project}"]
     raise BadInput("\n".join([f"{foreign.file} is not for this source:", *(f"  {text}" for text in problems)]), _OPTIONS)
 

@@ -104,7 +104,8 @@ def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place
         try:
             places[number] = guessed_place(patch, tree, tree.tree, ImportTarget())
         except BadInput as error:
-            problems += [tree.checkout.pin.project + ":", *error.message.splitlines()[1:]]
+            lines = error.message.splitlines()
+            problems += [tree.checkout.pin.project + ":", *(lines[1:] or [f"  {lines[0]}"])]
     if len(places) == 1:
         return next(iter(places.items()))
     if places:
