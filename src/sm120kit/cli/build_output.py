@@ -111,7 +111,8 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
         ((source.project, source.version, source.tree, source.patched_tree) for source in build.lock.sources),
     )
     console.table(("patch", "sha256"), ((patch.path, patch.sha256) for patch in build.lock.patches))
-    console.table(("local patch", "sha256"), ((f"{patch.project}/{patch.slug}", patch.sha256) for patch in build.local))
+    if build.local:
+        console.table(("local patch", "sha256"), ((f"{patch.project}/{patch.slug}", patch.sha256) for patch in build.local))
     if plan is not None:
         console.data(f"FlashInfer plan {plan.digest}: {_cost(plan)}")
         console.table(("left out", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
@@ -129,7 +130,10 @@ def _show_repacked_wheel(wheel: RepackedWheel) -> None:
     console.data(f"\n{plan.engine} {version}: the upstream wheel packed again, tree {plan.tree}")
     console.table(
         ("replaced in it", "patch"),
-        ((path, f"{patch.project}/{patch.slug}") for path, patches in wheel.patched_members.items() for patch in patches),
+        (
+            (path, ", ".join(f"{patch.project}/{patch.slug}" for patch in patches) or "the recipe's commit")
+            for path, patches in wheel.patched_members.items()
+        ),
     )
     if plan.modules:
         console.data(f"from source for {' '.join(plan.archs)}:")
