@@ -122,6 +122,13 @@ def backends(session: nox.Session) -> None:
 
 
 @nox.session
+def kv_specs(session: nox.Session) -> None:
+    """Record vLLM's own KV cache specifications, with which the estimates are compared: 10 GB of downloads, an hour."""
+    session.install("-e", ".")
+    session.run("python", "tests/arguments/kv_specs.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks: ratios and costs, with figures. Arguments name files below tests/bench."""
     session.install("-e", ".[cuda,torch,docker,dev]", *LAB)

@@ -57,6 +57,18 @@ def main() -> None:
 
 def record(name: str, scratch: Path) -> None:
     """Write the record of a recipe."""
+    python, wheel = install(name, scratch)
+    write_selection(name, python, scratch, wheel)
+
+
+def engine_environment(name: str, scratch: Path) -> tuple[Path, dict[str, str]]:
+    """The Python of a recipe's engine, and the variables with which it finds a stub of the driver."""
+    python, _ = install(name, scratch)
+    return python, variables(recipes.load_engine(name), python, scratch)
+
+
+def install(name: str, scratch: Path) -> tuple[Path, LockedWheel]:
+    """The Python of an environment with a recipe's engine, and its locked wheel."""
     target = targets.resolve(name, Options(Workspace.open(None)))
     assert isinstance(target, targets.EngineTarget)
     engine = target.recipe
@@ -71,7 +83,7 @@ def record(name: str, scratch: Path) -> None:
     if target.engine_tree:
         (packed,) = wheelhouse([wheel], target.options.workspace)
         write_patched_members(engine.engine, target.engine_tree, packed, site_of(python))
-    write_selection(name, python, scratch, wheel)
+    return python, wheel
 
 
 def leave_out(engine: recipes.EngineRecipe, python: Path, options: Options) -> None:
@@ -120,12 +132,20 @@ def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) 
 
 def select(engine: recipes.EngineRecipe, python: Path, scratch: Path, cases: dict[str, Any]) -> dict[str, Any]:
     """The answers of the program that the check of images runs, too."""
+    program = SUITES / "engine" / "select_backends.py"
+    argv, env = [python, program, engine.engine], variables(engine, python, scratch)
+    done = subprocess.run(argv, input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def variables(engine: recipes.EngineRecipe, python: Path, scratch: Path) -> dict[str, str]:
+    """The environment of a program in an engine's Python: without settings of this host, with a stub of the driver."""
     home, stub = scratch / "home", scratch / "stub"
     for directory in (home, stub):
         directory.mkdir(exist_ok=True)
     site = site_of(python)
     write_stub(site, stub)
-    env = {
+    return {
         **{key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "SGLANG_", "FLASHINFER_"))},
         "HOME": str(home),
         "HF_HUB_OFFLINE": "1",
@@ -135,10 +155,6 @@ def select(engine: recipes.EngineRecipe, python: Path, scratch: Path, cases: dic
         "LD_LIBRARY_PATH": str(stub),
         **engine.env,
     }
-    program = SUITES / "engine" / "select_backends.py"
-    argv = [python, program, engine.engine]
-    done = subprocess.run(argv, input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(json.loads(done.stdout))
 
 
 def entry(configuration: configurations.Configuration, answer: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""Compare what sm120kit computes of a model's KV cache with vLLM's own specifications: ``kv_specs.py [RECIPE]``.
+
+vLLM's classes are built on torch's meta device, each with the defaults of its configuration class and with the ``config.json``
+in ``recipes/checkpoints/``, in the environment of ``backends.py``. The specifications are written with those keys of
+``config.json`` that matter to ``tests/unit/data/kv_specs.json``; ``test_kv_specs.py`` compares them.
+
+About 10 GB of disk, and an hour of two cores for some 200 classes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import backends
+
+from sm120kit.core.data_roots import data_root
+from sm120kit.serving import kv_layout
+
+DATA = Path(__file__).parents[1] / "unit" / "data" / "kv_specs.json"
+MODELS = Path(__file__).with_name("kv_models.json")
+"""``config.json`` of models whose configuration class has no default, or another one: facts from public engines' tests."""
+PROBE = Path(__file__).with_name("kv_specs_probe.py")
+
+
+def main() -> None:
+    name = (sys.argv[1:] or ["vllm-0.33.0"])[0]
+    with tempfile.TemporaryDirectory(prefix="sm120kit-kv-") as scratch:
+        python, env = backends.engine_environment(name, Path(scratch))
+        cases = ask(python, env, "defaults", {}) | recorded()
+        write(name, cases, ask(python, env, "specs", cases))
+
+
+def ask(python: Path, env: dict[str, str], command: str, cases: dict[str, Any]) -> dict[str, Any]:
+    """What the probe prints in an environment."""
+    argv = [python, PROBE, backends.SUITES, command]
+    done = subprocess.run(argv, input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def recorded() -> dict[str, Any]:
+    """Cases of known ``config.json``, without quantization, which does not change the cache."""
+    models = dict(json.loads(MODELS.read_text()))
+    for path in sorted((data_root() / "recipes" / "checkpoints").glob("*.json")):
+        model = json.loads(path.read_text())
+        models[model["repository"]] = {key: value for key, value in model["config"].items() if key != "quantization_config"}
+    argv = ["/model", "--skip-tokenizer-init", "--trust-remote-code", "--dtype", "bfloat16", "--max-model-len", "65536"]
+    return {
+        name: {"argv": [*argv, *["--block-size", "256"] * ("V4" in name)], "config": config} for name, config in models.items()
+    }
+
+
+def write(name: str, cases: dict[str, Any], answers: dict[str, Any]) -> None:
+    """Write a line for each case: its keys that matter and vLLM's specification, or why there is none."""
+    lines = []
+    for case, answer in sorted(answers.items()):
+        entry = {"refusal": answer["refusal"]} if answer["refusal"] else {"rows": answer["rows"]}
+        text = kv_layout.language_model(cases[case]["config"])
+        lines.append(f"{json.dumps(case)}: {json.dumps(entry | ({} if answer['refusal'] else {'config': needed(text)}))}")
+    DATA.write_text(f'{{"recipe": {json.dumps(name)}, "cases": {{\n' + ",\n".join(lines) + "\n}}\n")
+
+
+def needed(text: dict[str, Any]) -> dict[str, Any]:
+    """The keys that :mod:`sm120kit.serving.kv_layout` reads, or that make a size unknown."""
+    config = kv_layout._Config(text)
+    with suppress(kv_layout._Unknown):
+        kv_layout._kv_cache(config)
+    matters = config.read | {key for key in text if kv_layout._IRREGULAR.search(key) and not kv_layout._OTHERS.search(key)}
+    return {key: value for key, value in text.items() if key in matters and value not in (None, [], {}, "", False)}
+
+
+if __name__ == "__main__":
+    main()
