@@ -10,9 +10,9 @@ from sm120kit import kld
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.core.outside import parse_json
 from sm120kit.probes.probe import ServerProbe
-from sm120kit.probes.probe_prompts import PASSAGE, QUESTIONS
+from sm120kit.probes.probe_prompts import PASSAGE, QUESTIONS, inventory
 from sm120kit.probes.probe_records import ProbeExchange, ProbeJudgement, Recorded, RecordedAnswer, answered, judged
-from sm120kit.probes.probe_session import LONG, Ask, ProbeSession
+from sm120kit.probes.probe_session import LONG, SENTENCE_TOKENS, ProbeSession
 from sm120kit.probes.same_distributions import agreement, difference, problem
 
 WINDOWS = 4
@@ -22,19 +22,17 @@ MOST_MEAN_NATS = 0.5
 
 
 def ask_server(session: ProbeSession) -> None:
-    """The questions and a text, of both servers."""
+    """The questions, a text and a long one, of both servers."""
+    long = "\n".join(inventory(session.long_tokens // SENTENCE_TOKENS, session.seed))
     for name, to in (("reference", session.reference), ("server", None)):
         session.send(
             [
                 *(session.chat(f"{name}/{number}", question, LONG) for number, question in enumerate(QUESTIONS)),
-                _text(session, name),
+                session.text(f"{name}/text", PASSAGE[:400], LONG),
+                session.text(f"{name}/long", long, LONG),
             ],
             to=to,
         )
-
-
-def _text(session: ProbeSession, name: str) -> Ask:
-    return session.text(f"{name}/text", PASSAGE[:400], LONG)
 
 
 def judge_server(recorded: Recorded) -> ProbeJudgement:
