@@ -27,7 +27,7 @@ REQUEST |= {"setup_seconds": 300, "step_seconds": 300}
 
 def _run(
     measure: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **limits: int
-) -> allreduce.Measured:
+) -> allreduce.MeasuredAllReduce:
     monkeypatch.setattr(program, "measure", measure)
     program.main(json.dumps(REQUEST | limits))
     return allreduce.judged("nccl", capsys.readouterr().out)

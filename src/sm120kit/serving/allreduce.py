@@ -45,7 +45,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredAllReduce:
     """What was measured of a method: ``problem`` is why it must not be used, "" if nothing was found."""
 
     method: str
@@ -65,7 +65,7 @@ class AllReduceRecord:
     image: str
     gpus: tuple[str, ...]
     hidden: int
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredAllReduce, ...]
     best: str
 
 
@@ -103,7 +103,9 @@ def hidden_size(model: Path) -> int:
     raise BadInput(f"{file} states no hidden_size", "this model's all-reduces cannot be measured")
 
 
-def measure(service: Service, method: str, variables: Mapping[str, str], hidden: int, sizes: tuple[int, ...]) -> Measured:
+def measure(
+    service: Service, method: str, variables: Mapping[str, str], hidden: int, sizes: tuple[int, ...]
+) -> MeasuredAllReduce:
     """Measure a method in a container like the server's, on the same GPUs. The container is removed in any case.
 
     Raises:
@@ -127,13 +129,13 @@ def measure(service: Service, method: str, variables: Mapping[str, str], hidden:
     return judged(method, done.stdout, done.stderr)
 
 
-def judged(method: str, output: str, errors: str = "") -> Measured:
+def judged(method: str, output: str, errors: str = "") -> MeasuredAllReduce:
     """What a run of the program in the image printed: its times, and the first problem."""
     lines = list(_objects(output))
     timings = tuple(
         Timing(line["rows"], line["wrong"] + line["graph_wrong"], line["microseconds"]) for line in lines if "rows" in line
     )
-    return Measured(method, timings, _problem(lines, timings, errors))
+    return MeasuredAllReduce(method, timings, _problem(lines, timings, errors))
 
 
 def _problem(lines: list[dict[str, Any]], timings: tuple[Timing, ...], errors: str) -> str:
@@ -166,7 +168,7 @@ def _last(errors: str) -> str:
     return f": {lines[-1][:300]}" if lines else ""
 
 
-def best(measured: tuple[Measured, ...]) -> str:
+def best(measured: tuple[MeasuredAllReduce, ...]) -> str:
     """The fastest method that has no problem.
 
     Raises:
