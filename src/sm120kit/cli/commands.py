@@ -73,7 +73,7 @@ COMMANDS = Branch(
                 "check": Leaf("patch:check", "Check that the series are well-formed and apply"),
                 "edit": Leaf("patch:edit", "Create a git repository with the series as commits"),
                 "export": Leaf("patch:export", "Write the commits of a `patch edit` repository to the patch files"),
-                "import": Leaf("patch_files:import_", "Make patch files of a diff, mail or commit"),
+                "import": Leaf("patch_files:import_", "Make patch files of a diff, mail, commit or pull request"),
                 "rename": Leaf("patch_files:rename", "Rename a patch and its variants"),
                 "drop": Leaf("patch_files:drop", "Remove a patch from its series"),
                 "rebase": Leaf("patch_rebase:rebase", "Move a series to the version of another recipe"),

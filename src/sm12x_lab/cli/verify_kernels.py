@@ -47,7 +47,7 @@ class KernelSelection:
     perturb: Annotated[
         str,
         typer.Option(
-            "--perturb", metavar="SEED[,N]", help="For --device rewritten: run each kernel again with delays from N seeds (8)."
+            "--perturb", metavar="SEED,N", help="For --device rewritten: run each kernel again with delays from N seeds (8)."
         ),
     ] = ""
     programs: Annotated[

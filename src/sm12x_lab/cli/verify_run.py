@@ -44,7 +44,7 @@ class RunSelection:
         str,
         typer.Option(
             "--perturb",
-            metavar="SEED[,N]",
+            metavar="SEED,N",
             help="Find races: run without delays twice, then with delays from N seeds (8), and compare output and exit code.",
         ),
     ] = ""
