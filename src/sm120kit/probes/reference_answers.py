@@ -22,14 +22,15 @@ MOST_MEAN_NATS = 0.5
 
 
 def ask_server(session: ProbeSession) -> None:
-    """The questions, a text and a long one, of both servers."""
-    long = "\n".join(inventory(session.long_tokens // SENTENCE_TOKENS, session.seed))
+    """The questions, a text and three long ones, of both servers."""
+    lines = inventory(session.long_tokens // SENTENCE_TOKENS, session.seed)
+    long = {part: "\n".join(lines[: len(lines) * part // 4]) for part in (2, 3, 4)}
     for name, to in (("reference", session.reference), ("server", None)):
         session.send(
             [
                 *(session.chat(f"{name}/{number}", question, LONG) for number, question in enumerate(QUESTIONS)),
                 session.text(f"{name}/text", PASSAGE[:400], LONG),
-                session.text(f"{name}/long", long, LONG),
+                *(session.text(f"{name}/long/{part}", text, LONG) for part, text in long.items()),
             ],
             to=to,
         )

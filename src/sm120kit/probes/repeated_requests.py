@@ -61,8 +61,8 @@ def judge(recorded: Recorded) -> ProbeJudgement:
 
 
 def ask_quickly(session: ProbeSession) -> None:
-    """One question in each way."""
-    ask_some(session, 1)
+    """Two questions in each way."""
+    ask_some(session, 2)
 
 
 REPEATED_REQUESTS = ServerProbe(
