@@ -18,7 +18,8 @@ from sm120kit.serving import allreduce
 sys.path.insert(0, str(Path(__file__).parents[2] / "image_programs"))
 import allreduce as program  # type: ignore[import-not-found]  # in the image
 
-from tests.support.allreduce_ranks import dies, healthy, stalls
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from allreduce_ranks import dies, healthy, stalls  # type: ignore[import-not-found]  # also of the processes that are started
 
 TWO = "minimax-m2.7-nvfp4-2x-rtx-pro-6000"
 REQUEST = {"method": "nccl", "world": 2, "hidden": 64, "rows": [1, 8], "dtype": "bfloat16"}

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -50,6 +50,7 @@ def test_events_with_comments_names_and_byte_order_mark(end: bytes) -> None:
     ]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1, max_size=5),
     st.sampled_from(["\n", "\r\n", "\r"]),
@@ -156,6 +157,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(JSON, max_size=4))
 def test_any_event_is_parsed(contents: list[object]) -> None:
     """Odd types, huge numbers and NaN are an error of the request or unknown; the sample can be stored and read."""
