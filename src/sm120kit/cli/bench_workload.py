@@ -147,8 +147,10 @@ class WorkloadChoice:
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
+    from sm120kit.core.outside import integer
+
     try:
-        numbers = tuple(int(part) for part in text.split(","))
+        numbers = tuple(integer(part.strip()) for part in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a list of numbers: 1,2,4", param_hint=option) from error
     if len(set(numbers)) != len(numbers):

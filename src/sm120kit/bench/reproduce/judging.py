@@ -370,7 +370,7 @@ def expected_cases(configuration: Configuration, results: Sequence[Result], know
 def drafts_per_step(configuration: Configuration) -> int:
     """Draft tokens per step. SGLang's number of draft tokens includes the verified token, its number of steps does not."""
     if steps := configuration.option_for("draft_steps"):
-        return int(steps)
+        return configuration.served_by.integer(steps) or 0
     return configuration.speculation.draft_tokens if configuration.speculation else 0
 
 
