@@ -20,7 +20,7 @@ from sm120kit.sources.run_options import Options
 from sm120kit.wheels import parser_options
 
 INSIDE = Path(__file__).parents[2] / "support" / "vllm_patches_inside.py"
-LIBRARIES = re.compile(r"flashinfer-python$|nvidia-cutlass-dsl|cuda-(python|bindings|pathfinder)$|nvidia-ml-py$")
+LIBRARIES = re.compile(r"nvidia-cutlass-dsl|cuda-(python|bindings|pathfinder)$|nvidia-ml-py$")
 """Distributions of the lockfile that FlashInfer imports, besides those that the parser imports."""
 
 
@@ -35,6 +35,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     parser_options.unpack_engine(target, scratch / "released", patched=False)
     names = [wheel for wheel in wheels.values() if LIBRARIES.match(wheel.name) or parser_options.is_light(wheel.name)]
     locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
+    locked.append(target.recipe.flashinfer.replace("flashinfer-", "flashinfer-python=="))  # images have one that is built here
     python = parser_options.environment(scratch, locked, options.workspace, options.origin)
 
     def asked(state: str) -> Any:
