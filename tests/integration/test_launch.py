@@ -349,7 +349,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         prepared = launch.PreparedLaunch(configuration, verified, None, None, service, (), source)  # type: ignore[arg-type]
         options = launch.LaunchOptions(Workspace.open(tmp_path / "state"), 60, print)
         record = launch.RunRecord(prepared, options)
-        labelled = replace(launch.labelled_service(prepared, record.path), name="launched")
+        labelled = replace(launch.labelled_service(prepared.service, prepared.configuration, record.path), name="launched")
 
         def without_gpus(service: serving.Service) -> tuple[str, ...]:
             argv = serving.docker_run(service, values=False)

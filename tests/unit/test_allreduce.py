@@ -11,7 +11,6 @@ import pytest
 
 from sm120kit.core.errors import BadInput, NotFound, RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images.image_records import Image
 from sm120kit.recipes import configurations
 from sm120kit.serving import allreduce
 
@@ -21,6 +20,7 @@ import allreduce as program  # type: ignore[import-not-found]  # in the image
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from allreduce_ranks import dies, healthy, stalls  # type: ignore[import-not-found]  # also of the processes that are started
 
+ONE = "qwen3.6-35b-a3b-nvfp4-1x-rtx-pro-6000"
 TWO = "minimax-m2.7-nvfp4-2x-rtx-pro-6000"
 REQUEST = {"method": "nccl", "world": 2, "hidden": 64, "rows": [1, 8], "dtype": "bfloat16"}
 REQUEST |= {"setup_seconds": 300, "step_seconds": 300}
@@ -73,27 +73,24 @@ def test_a_problem_is_never_best(line: dict[str, Any] | None) -> None:
         allreduce.best((fast,))
 
 
-def _image(content: str) -> Image:
-    return Image(content, content, "linux/amd64", (), {}, "1000:1000", 0)
-
-
 def test_serve_uses_what_was_measured_in_this_image_on_these_gpus(tmp_path: Path) -> None:
     configuration, workspace, gpus = configurations.load(TWO), Workspace.open(tmp_path / "state"), ("RTX PRO 6000",) * 2
-    image = _image("sha256:" + "1" * 64)
 
-    def selected(choice: str = "auto", image: Image | None = image, gpus: tuple[str, ...] = gpus) -> str:
+    def selected(choice: str = "auto", image: str = "1" * 64, gpus: tuple[str, ...] = gpus) -> str:
         return allreduce.selected(choice, configuration, image, gpus, workspace)
 
     assert selected() == "nccl"
-    record = allreduce.AllReduceRecord(image.content, gpus, 64, (), "pcie-ipc")
+    record = allreduce.AllReduceRecord("1" * 64, gpus, 64, (), "pcie-ipc")
     path = allreduce.store(record, configuration, workspace)
     assert selected() == "pcie-ipc" and selected("nccl") == "nccl"
-    assert selected(gpus=("RTX 5090",) * 2) == "nccl" and selected(image=None) == "nccl"
-    assert selected(image=_image("sha256:" + "2" * 64)) == "nccl"
+    assert selected(gpus=("RTX 5090",) * 2) == selected(image="") == selected(image="2" * 64) == "nccl"
     path.write_text("{")
     assert selected() == "nccl"
     with pytest.raises(NotFound, match="ring"):
         selected("ring")
+    for choice in ("ring", "pcie-ipc"):
+        with pytest.raises(NotFound, match=choice):
+            allreduce.selected(choice, configurations.load(ONE), "", ("RTX PRO 6000",), workspace)
 
 
 def test_only_engines_with_its_flashinfer_have_pcie_ipc() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -45,12 +44,14 @@ def tune(
         model_download.preview(needed)
         model = model_download.cache_folder(needed.repository, needed.commit)
     hidden, sizes = allreduce.hidden_size(model), allreduce.rows(configuration)
-    service = launch.idle_service(resolved, model, workspace)
-    service = replace(service, name=f"sm120kit-tune-{os.getpid()}")
+    # No run has this record: it only names the containers, which other launches see by their labels.
+    label = workspace.root / "runs" / f"tune-{configuration.name}-{os.getpid()}.json"
+    service = launch.labelled_service(launch.idle_service(resolved, model, workspace), configuration, label)
+    request = allreduce.AllReduceRequest(len(service.gpus), hidden, sizes)
     measured = []
     for method, variables in allreduce.methods(configuration).items():
         with console.step(f"measure {method} on {len(service.gpus)} GPUs, {len(sizes)} sizes"):
-            measured.append(allreduce.measure(service, method, variables, hidden, sizes))
+            measured.append(allreduce.measure(service, label, method, variables, request))
     assert resolved.image is not None
     record = allreduce.AllReduceRecord(
         resolved.image.image.content,

@@ -49,7 +49,8 @@ def read_diffs(file: Path) -> tuple[ForeignPatch, ...]:
     try:
         return split_diffs(read_input(file), file)
     except OSError as error:
-        raise BadInput(f"{file} cannot be read: {error.strerror}", "name a file, or a commit with --repository") from error
+        remedy = "name a file with a diff, or a pull request such as owner/project#123"
+        raise BadInput(f"{file} cannot be read: {error.strerror}", remedy) from error
 
 
 def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:

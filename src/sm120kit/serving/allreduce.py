@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissi
 from sm120kit.core.outside import parse_json, read_input_text
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images.image_records import Image
 from sm120kit.recipes import load_engine
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.serving import docker_run
+from sm120kit.serving import docker_run, server_containers
 from sm120kit.serving.container import Mount, Service
 
 DEFAULT = "nccl"
@@ -29,7 +28,7 @@ PCIE_IPC_SINCE = Version("0.7.2")
 BATCHES = (1, 2, 4, 8, 16, 32)
 """Numbers of requests that decode at once."""
 PROGRAM = "allreduce.py"
-TARGET = f"/tmp/sm120kit/{PROGRAM}"
+TARGET = f"/sm120kit/{PROGRAM}"
 SETUP_SECONDS, STEP_SECONDS = 300, 30
 """Limits of tuning, which may compile, and of each step after it."""
 LIMIT_BYTES = 1_000_000
@@ -59,6 +58,18 @@ class MeasuredAllReduce:
 
 
 @dataclass(frozen=True)
+class AllReduceRequest:
+    """What the program in the image measures: messages of ``rows`` by ``hidden`` between ``world`` GPUs, and its limits."""
+
+    world: int
+    hidden: int
+    rows: tuple[int, ...]
+    dtype: str = "bfloat16"
+    setup_seconds: int = SETUP_SECONDS
+    step_seconds: int = STEP_SECONDS
+
+
+@dataclass(frozen=True)
 class AllReduceRecord:
     """Measurements on the GPUs with these names, in the image with this content; ``best`` is the fastest without a problem."""
 
@@ -70,9 +81,13 @@ class AllReduceRecord:
 
 
 def methods(configuration: Configuration) -> Mapping[str, Mapping[str, str]]:
-    """The variables of each all-reduce that the configuration's engine has; others than NCCL come with its FlashInfer."""
+    """The variables of each all-reduce between the GPUs of a configuration.
+
+    Others than NCCL come with the FlashInfer of its engine, for several GPUs of one machine.
+    """
     flashinfer = load_engine(configuration.engine).flashinfer.rpartition("-")[2]
-    with_others = bool(flashinfer) and Version(flashinfer) >= PCIE_IPC_SINCE
+    several = configuration.tensor_parallel > 1 and configuration.hardware.nodes == 1
+    with_others = several and bool(flashinfer) and Version(flashinfer) >= PCIE_IPC_SINCE
     return {DEFAULT: {}, **(configuration.served_by.all_reduces if with_others else {})}
 
 
@@ -104,28 +119,23 @@ def hidden_size(model: Path) -> int:
 
 
 def measure(
-    service: Service, method: str, variables: Mapping[str, str], hidden: int, sizes: tuple[int, ...]
+    service: Service, record: Path, method: str, variables: Mapping[str, str], request: AllReduceRequest
 ) -> MeasuredAllReduce:
-    """Measure a method in a container like the server's, on the same GPUs. The container is removed in any case.
+    """Measure a method in a container like ``service``, whose label names ``record``. It is removed in any case.
 
     Raises:
         RequirementMissing: docker is not installed.
     """
-    request = {"method": method, "world": len(service.gpus), "hidden": hidden, "rows": sizes, "dtype": "bfloat16"}
-    request |= {"setup_seconds": SETUP_SECONDS, "step_seconds": STEP_SECONDS}
     program = Mount(data_root() / "image_programs" / PROGRAM, TARGET, True)
     container = replace(
         service,
-        name=f"{service.name}-{method}",
-        argv=("python3", TARGET, json.dumps(request)),
+        argv=("python3", TARGET, json.dumps(asdict(request) | {"method": method})),
         environment=service.environment | dict(variables),
         mounts=(*(mount for mount in service.mounts if not mount.read_only), program),
         key="",
     )
-    try:
-        done = process.run(docker_run(container), check=False)
-    finally:
-        process.run(["docker", "rm", "--force", container.name], check=False)
+    with server_containers.removed_at_end(record):
+        done = process.run(docker_run(container, values=False), env=container.variables, check=False)
     return judged(method, done.stdout, done.stderr)
 
 
@@ -193,13 +203,11 @@ def store(record: AllReduceRecord, configuration: Configuration, workspace: Work
     return path
 
 
-def selected(
-    choice: str, configuration: Configuration, image: Image | None, gpus: tuple[str, ...], workspace: Workspace
-) -> str:
-    """The method of a choice; ``auto`` is the best measured in this image on these GPUs, else the engine's default.
+def selected(choice: str, configuration: Configuration, image: str, gpus: tuple[str, ...], workspace: Workspace) -> str:
+    """The method of a choice; ``auto`` is the best measured in the image with this content on these GPUs, else the default.
 
     Raises:
-        NotFound: the engine has no such all-reduce.
+        NotFound: there is no such all-reduce between the GPUs of the configuration.
     """
     known = methods(configuration)
     if choice == "auto":
@@ -207,11 +215,9 @@ def selected(
             record = read_record(AllReduceRecord, record_file(configuration, workspace))
         except (OSError, BadRecord):
             return DEFAULT
-        same = image is not None and (record.image, record.gpus) == (image.content, gpus)
-        return record.best if same and record.best in known else DEFAULT
+        return record.best if (record.image, record.gpus) == (image, gpus) and record.best in known else DEFAULT
     if choice not in known:
-        title = configuration.served_by.title
-        raise NotFound(f"{title} has no all-reduce {choice!r}", f"it has: auto, {', '.join(known)}")
+        raise NotFound(f"{configuration.name} has no all-reduce {choice!r}", f"--allreduce takes auto, {', '.join(known)}")
     return choice
 
 
@@ -219,11 +225,10 @@ def require_several(configuration: Configuration) -> None:
     """Require a configuration with all-reduces to compare.
 
     Raises:
-        RequirementMissing: it has one GPU, or its engine has one method.
+        RequirementMissing: it has one method.
     """
-    if configuration.tensor_parallel < 2 or configuration.hardware.nodes > 1:
-        raise RequirementMissing(
-            f"{configuration.name} has no all-reduce between the GPUs of one machine", "tune a configuration with several GPUs"
-        )
     if len(methods(configuration)) < 2:
-        raise RequirementMissing(f"{configuration.served_by.title} has only {DEFAULT}", "there is nothing to choose")
+        raise RequirementMissing(
+            f"{configuration.name} has only {DEFAULT}",
+            "others are for several GPUs of one machine, from FlashInfer 0.7.2 on",
+        )

@@ -107,11 +107,8 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
     facts = facts or checkpoint.read(model)
     fit = serving.check_fit(configuration, facts, resolved.gpus)
     service = _service(resolved, model, workspace, planned=planned)
-    if configuration.tensor_parallel > 1:
-        names = tuple(gpu.name for gpu in resolved.gpus)
-        image = resolved.image.image if resolved.image else None
-        chosen = allreduce.selected(location.allreduce, configuration, image, names, workspace)
-        service = replace(service, environment=service.environment | dict(allreduce.methods(configuration)[chosen]))
+    variables = allreduce.methods(configuration)[resolved.allreduce]
+    service = replace(service, environment=service.environment | dict(variables))
     if not (location.node and location.node.rank):  # once for all machines
         for risk in serving.risks(configuration):
             reporting.warn(f"{configuration.name}: {risk}")
@@ -190,7 +187,8 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
 def _recorded(prepared: PreparedLaunch, options: LaunchOptions, *, detached: bool = False) -> tuple[PreparedLaunch, RunRecord]:
     """A launch whose container has labels, and its record, which is on disk before the container can be."""
     record = RunRecord(prepared, options)
-    prepared = replace(prepared, service=labelled_service(prepared, record.path, detached=detached))
+    service = labelled_service(prepared.service, prepared.configuration, record.path, detached=detached)
+    prepared = replace(prepared, service=service)
     if detached:
         _remove_ended(prepared.service)
     argv = serving.docker_run(prepared.service, values=False, detach=detached)
@@ -413,14 +411,13 @@ def missing_image(prepared: PreparedLaunch, workspace: Workspace) -> str:
     return ""
 
 
-def labelled_service(prepared: PreparedLaunch, record: Path, *, detached: bool = False) -> Service:
+def labelled_service(service: Service, configuration: Configuration, record: Path, *, detached: bool = False) -> Service:
     """The container with a name of its own, so that its removal affects no other, and labels that identify it and its record.
 
     The name ends with this process's id, or with the port if the container is ``detached`` and outlives this process.
     """
-    service = prepared.service
     labels = {
-        server_containers.CONFIGURATION_LABEL: prepared.configuration.name,
+        server_containers.CONFIGURATION_LABEL: configuration.name,
         server_containers.GPUS_LABEL: ",".join(map(str, service.gpus)),
         server_containers.URL_LABEL: service.url,
         server_containers.RECORD_LABEL: str(record.resolve()),

@@ -23,7 +23,7 @@ from sm120kit.images.published_images import Source
 from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import EngineRecipe, arguments
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.serving import Device, nodes
+from sm120kit.serving import Device, allreduce, nodes
 from sm120kit.serving.container import LOOPBACK
 
 HOST = Path("/")
@@ -59,7 +59,7 @@ class ResolvedLaunch:
 
     ``published`` is the entry in the index ``source``, None for an image that only this host has. ``image`` is None if there is
     none, which only a launch that is not started can be. ``devices`` are the host's GPUs that the server may use; they are
-    ``assumed`` if it is planned on a host without them, for another one.
+    ``assumed`` if it is planned on a host without them, for another one. ``allreduce`` is the method between them.
     """
 
     configuration: Configuration
@@ -72,6 +72,7 @@ class ResolvedLaunch:
     published: PublishedImage | None = None
     devices: tuple[Device, ...] = ()
     assumed: bool = False
+    allreduce: str = allreduce.DEFAULT
 
     @property
     def image_name(self) -> str:
@@ -105,7 +106,7 @@ def resolve(
         RequirementMissing: other machines can reach the address, and there is no API key.
         ResourceUnavailable: see :func:`serving.choose_gpus` and :func:`serving.select_gpus`.
         ResourceUnavailable: see :func:`require_port`.
-        NotFound: there is no image of the engine, or more than one.
+        NotFound: there is no image of the engine, or more than one; or no such all-reduce between these GPUs.
         NotVerified: the image did not pass its checks.
         Mismatch: it is of another engine, or for another kind of machine.
         NotAttested, NotTrusted: see :func:`published.select`.
@@ -147,7 +148,10 @@ def resolve(
                 f"{resolved.image.reference} is for {resolved.image.image.platform}, and this machine is {own}",
                 "sm120kit config list has configurations with other engines",
             )
-    return resolved
+    names = tuple(gpu.name for gpu in resolved.gpus)
+    image_content = resolved.image.image.content if resolved.image else ""
+    method = allreduce.selected(location.allreduce, configuration, image_content, names, workspace)
+    return replace(resolved, allreduce=method)
 
 
 def on_node(resolved: ResolvedLaunch, node: Node | None, root: Path) -> ResolvedLaunch:

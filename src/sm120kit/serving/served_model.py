@@ -165,6 +165,10 @@ def _for_gpus(request: ServeRequest, found: ModelToServe, model: NamedModel, roo
             hardware = derived_configuration.planned_gpus(ASSUMED_GPU, COUNTS[-1])
         if there is None and not request.gpu:
             notes = (f"planned for {ASSUMED_GPU}: this host has no SM12x GPU; --gpu names another",)
+        if found.unreached and not model.facts.architectures:
+            raise HubUnreachable(
+                f"{model.repository}: {found.unreached}", "config.json of this model is not in recipes/; try again later"
+            )
         recipe = derived_configuration.choose_engine(model, hardware, request.engine)
         made = derived_configuration.derive(model, recipe, hardware, exact=exact)
         configuration, derived, notes = made.configuration, True, notes + made.notes
