@@ -19,6 +19,7 @@ from sm120kit.images import checks, rootfs
 from sm120kit.images.checks import ExpectedImage
 from sm120kit.images.checks.taken_over import Baseline, CheckRun, CheckRuns, common_inputs, find_baseline, ran, write_runs
 from sm120kit.images.image_records import Check, CheckResult, Image, VerifiedImage
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import LAYER, Layout
 
 SUITES = Path(checks.__file__).with_name("suites")
@@ -220,3 +221,23 @@ def test_checks_that_are_taken_over_are_not_run(tmp_path: Path) -> None:
 def test_changed_modules_are_imported(modules: list[str], verdict: str, tmp_path: Path) -> None:
     (line,) = run_suite(tmp_path, {"changed_modules": modules}, "changed").values()
     assert line["verdict"] == verdict and ("absent_module" in str(line["detail"])) == (verdict == "failed")
+
+
+@pytest.mark.parametrize(("before", "verdict"), [("no module x", CheckResult.PASSED), ("other", CheckResult.FAILED)])
+def test_an_import_that_fails_passes_only_if_it_failed_alike(
+    before: str, verdict: CheckResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a module for other hardware, which a patch has not broken."""
+
+    def inside(image: Image, *_: object) -> list[tuple[Check, Mapping[str, str]]]:
+        assert image is IMAGE
+        return [(Check(checks.CHANGED, "imports", CheckResult.FAILED, before), {})]
+
+    monkeypatch.setattr(checks, "_inside", inside)
+    failed = Check(checks.CHANGED, "imports", CheckResult.FAILED, "no module x")
+    others = (result("engine/backends"), Check("engine", "probe", CheckResult.FAILED, "no module x"))
+    store: LocalImages = object()  # type: ignore[assignment]  # not used
+    results = [(each, {}) for each in (failed, *others)]
+    found = [check for check, _ in checks._compared_imports(results, baseline({MODEL}), EXPECTED, store)]
+    assert found[0].verdict is verdict and found[1:] == [*others]
+    assert (IMAGE.id in found[0].detail) == (verdict is CheckResult.PASSED)
