@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.engines import parser
 from sm120kit.hosts.doctor import CHECKS
-from sm120kit.recipes import ablations, configurations
+from sm120kit.recipes import ablations, configuration_file, configurations
 from sm120kit.recipes.configurations import Speculation
 from sm120kit.serving.fit import planned
 
@@ -201,3 +202,20 @@ def test_names_of_the_first_edition_are_read(tmp_path: Path) -> None:
     file = tmp_path / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
     file.write_text(source.replace("[[deviations]]", "[[ours]]").replace("concurrency = ", "users = "))
     assert configurations.load(str(file)) == configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
+
+
+@pytest.mark.parametrize("name", configurations.names())
+def test_written_configuration_is_the_same(name: str) -> None:
+    """`config new` of a configuration loses nothing, such as the checks of the host that it requires."""
+    configuration = configurations.load(name)
+    content = configuration_file.content(configuration)
+    text = configuration_file.text(content, ("a comment",))
+    assert tomllib.loads(text) == content and text.startswith("# a comment\n")
+    assert configurations.Configuration.model_validate(tomllib.loads(text)) == configuration
+
+
+def test_written_options_have_a_line_each_whatever_their_values() -> None:
+    given = {"engine": "vllm-0.33.0", "arguments": ["--max-model-len", "8", "--seed", "a\x7fb"], "model": {"repository": "o/m"}}
+    text = configuration_file.text(given)
+    assert tomllib.loads(text) == given
+    assert '  "--max-model-len", "8",\n' in text

@@ -1,10 +1,11 @@
-"""Write a recipe as TOML, with the comments of the recipe that it is made from where they still apply."""
+"""Write a recipe or a configuration as TOML, with the comments of the recipe that it is made from where they still apply."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 WIDTH = 130
@@ -14,6 +15,14 @@ _INLINE_BELOW = ("modules", "groups", "from_source")
 """Tables in which a table of plain values is written in one line, if it fits."""
 
 
+class Rows(list[Any]):
+    """A list that is written in rows, each a line with its entries."""
+
+    def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
+        self.rows = [tuple(row) for row in rows]
+        super().__init__(chain.from_iterable(self.rows))
+
+
 class Comments:
     """The comments above the lines of a recipe, and those at their ends.
 
@@ -21,7 +30,7 @@ class Comments:
     recipe with their replacements in the new one, ``above`` are comments above lines instead of those of the recipe.
     """
 
-    def __init__(self, text: str, renamed: Mapping[str, str], above: Mapping[str, str] = {}) -> None:
+    def __init__(self, text: str = "", renamed: Mapping[str, str] = {}, above: Mapping[str, str] = {}) -> None:
         self._above: dict[str, list[str]] = {}
         self._behind: dict[str, str] = {}
         block: list[str] = []
@@ -112,18 +121,19 @@ def _value(key: str, value: Any) -> Iterator[str]:
         yield f"{_key(key)} = {_plain(value)}"
         return
     line = f"{_key(key)} = [{', '.join(map(_plain, value))}]"
-    if len(line) <= WIDTH and key != "requires":
+    if len(line) <= WIDTH and key != "requires" and not isinstance(value, Rows):
         yield line
         return
+    rows = value.rows if isinstance(value, Rows) else [(entry,) for entry in value]
     yield f"{_key(key)} = ["
-    yield from (f"  {_plain(entry)}," for entry in value)
+    yield from (f"  {', '.join(map(_plain, row))}," for row in rows)
     yield "]"
 
 
 def _plain(value: object) -> str:
     if isinstance(value, str) and "\\" in value and "'" not in value and "\n" not in value:
         return f"'{value}'"  # regular expressions
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one control character that JSON allows
 
 
 def _key(key: str) -> str:
