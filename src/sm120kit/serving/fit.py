@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
 from sm120kit.core.outside import number, parse_json
-from sm120kit.images.backends import model_path
+from sm120kit.images.backends import model_path, recorded_config
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.recipes.architectures import of_checkpoint
 from sm120kit.recipes.configurations import Configuration, Speculation
@@ -151,16 +151,25 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
     return fit
 
 
+def recorded_model(repository: str, gigabytes: float) -> Checkpoint | None:
+    """What recipes have on a model: the size of its weights, and ``config.json`` if that is recorded; None without a size.
+
+    ``gigabytes`` (10^9 bytes) is the size that a configuration states, 0 for that in the architectures.
+    """
+    listed = of_checkpoint(repository)
+    size = gigabytes or (listed[1].gigabytes if listed else 0)
+    path = recorded_config(repository)
+    config = parse_json(path.read_bytes())["config"] if path.is_file() else {}
+    return described(config, f"{repository}, as recorded", int(size * 1e9)) if size else None
+
+
 def planned(configuration: Configuration) -> Fit | None:
     """Memory use of a configuration with its own checkpoint and GPUs, as they are recorded; None if their sizes are not."""
-    path, hardware = model_path(configuration), configuration.hardware
-    listed = of_checkpoint(configuration.model.repository)
-    gigabytes = configuration.model.gigabytes or (listed[1].gigabytes if listed else None)
-    if not (path.is_file() and gigabytes and hardware.memory_gb):
+    hardware = configuration.hardware
+    model = recorded_model(configuration.model.repository, configuration.model.gigabytes or 0)
+    if model is None or not model.architectures or not hardware.memory_gb:
         return None
-    recorded = parse_json(path.read_bytes())
-    model = described(recorded["config"], recorded["repository"], int(gigabytes * 1e9))
-    gpu = Device(0, hardware.gpu, int(hardware.memory_gb * 1e9) if hardware.memory_gb else None)
+    gpu = Device(0, hardware.gpu, int(hardware.memory_gb * 1e9))
     return estimate(configuration, model, tuple(replace(gpu, number=number) for number in range(hardware.gpus_per_node)))
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sm120kit.core.errors import BadInput, HubUnreachable, OfflineMiss, ResourceUnavailable
-from sm120kit.core.outside import parse_json
 from sm120kit.engines import all_engines, find_of_recipe
 from sm120kit.hosts.facts import probe
-from sm120kit.images.backends import recorded_config
-from sm120kit.recipes import architectures, arguments, configurations, load_engine, newest
+from sm120kit.recipes import arguments, configurations, load_engine, newest
 from sm120kit.recipes.configurations import Configuration, Hardware
 from sm120kit.serving import checkpoint, derived_configuration, model_download
 from sm120kit.serving.checkpoint import Checkpoint, LocalFiles, ModelFiles
 from sm120kit.serving.derived_configuration import COUNTS, NamedModel
+from sm120kit.serving.fit import recorded_model
 from sm120kit.serving.model_download import DEFAULT_BRANCH, ModelDownload
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -250,10 +248,6 @@ def with_sizes(served: ModelToServe, revision: str, *, offline: bool, planned: b
 
 
 def recorded_facts(repository: str) -> Checkpoint | None:
-    """What the data of recipes has on a model: the size of its weights, and ``config.json`` if that is recorded."""
-    sized = [each for each in map(configurations.load, configurations.names()) if each.model.repository == repository]
-    listed = architectures.of_checkpoint(repository)
-    size = next((each.model.gigabytes for each in sized if each.model.gigabytes), None) or (listed and listed[1].gigabytes)
-    path = recorded_config(repository)
-    config: dict[str, Any] = parse_json(path.read_bytes())["config"] if path.is_file() else {}
-    return checkpoint.described(config, f"{repository}, as recorded", int(size * 1e9)) if size else None
+    """What the data of recipes has on a model, whose size any of its configurations may state."""
+    sized = (each.model for each in map(configurations.load, configurations.names()) if each.model.repository == repository)
+    return recorded_model(repository, next((model.gigabytes for model in sized if model.gigabytes), 0))
