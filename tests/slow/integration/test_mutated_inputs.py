@@ -54,7 +54,7 @@ from sm120kit.core.record_files import read_record, record_json
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import log_rules
-from sm120kit.images import base, image_index, remote_cache, rootfs, wheel_layers
+from sm120kit.images import image_index, remote_cache, rootfs, wheel_layers
 from sm120kit.images.bytecode import ImagePython
 from sm120kit.images.distribution import RegistryClient, registry_session
 from sm120kit.images.distribution.compression import decompressed
@@ -67,7 +67,7 @@ from sm120kit.recipes import bases, configurations, lockfile
 from sm120kit.recipes.load import read as read_recipe
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.serving import checkpoint
-from sm120kit.sources import archive
+from sm120kit.sources import archive, debian_files
 from sm120kit.sources.source_records import LockedWheel, SdistPin, WheelPin
 from sm120kit.wheels import published_wheels as wheel_builds
 from sm120kit.wheels.build_records import BuildPlan
@@ -180,7 +180,7 @@ def parse_deb(content: bytes, name: str, directory: Path) -> None:
         whole = mutation.of_bytes(whole, random.Random(zlib.crc32(content)))
     (directory / name).write_bytes(whole)
     (directory / "root").mkdir()
-    base.unpack(directory / name, directory / "root", ["usr/share/doc/*"])
+    debian_files.unpack(directory / name, directory / "root", ["usr/share/doc/*"])
 
 
 def parse_layer(content: bytes, name: str, directory: Path) -> None:
