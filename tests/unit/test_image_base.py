@@ -221,7 +221,7 @@ def test_damaged_packages(tmp_path: Path, change: Callable[[bytes], bytes], mess
 
 
 def test_a_package_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sm120kit.images.base.max_unpacked_bytes", lambda packed: 2**16)
+    monkeypatch.setattr("sm120kit.sources.debian_files.max_unpacked_bytes", lambda packed: 2**16)
     deb = package(tmp_path, "one", [member("./etc/x", bytes(2**17))])
     (tmp_path / "root").mkdir()
     with pytest.raises(NotTrusted, match="unpacks to more than"):
