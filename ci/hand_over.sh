@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Hand a verified image with its records from the job that built it to the one that publishes it: ci/hand_over.sh pack NAME DIRECTORY, then
+# Hand a checked image with its records from the job that built it to the one that publishes it: ci/hand_over.sh pack NAME DIRECTORY, then
 # ci/hand_over.sh unpack DIRECTORY, which prints NAME. Nothing of the image is run. What is unpacked may be hostile: files with other names
 # than the state directory has are not read, links are refused, and `sm120kit publish` compares all layers with their digests.
 set -euo pipefail

@@ -57,7 +57,7 @@ def add_b12x_entries():
                 shutil.copyfile(entry, partial)
                 partial.replace(target)
     except OSError as error:
-        print(f"warning: {directory}: {error.strerror}: b12x compiles its kernels at first use", file=sys.stderr)
+        print(f"warning: {directory}: {error.strerror}: b12x compiles its kernels on first use", file=sys.stderr)
 
 
 def mounts(below):

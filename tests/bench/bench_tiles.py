@@ -40,7 +40,7 @@ def cpu_seconds() -> float:
 
 
 def main(engine: str, patched: bool) -> None:
-    """Print one JSON object with the figures and their circumstances."""
+    """Print one JSON object with the figures and their environment."""
     with tempfile.TemporaryDirectory() as scratch:
         target = resolve_flashinfer(engine, Options(Workspace.open(Path(scratch, "state"))))
         item, tree = target.recipe, target.tree if patched else target.unpatched_tree

@@ -1,4 +1,4 @@
-"""Planted faults that ``image_programs/allreduce.py`` must find, on a machine with several GPUs, FlashInfer and a compiler.
+"""Seeded faults that ``image_programs/allreduce.py`` must find, on a machine with several GPUs, FlashInfer and a compiler.
 
 ``python3 tests/gpu/allreduce_faults.py WORLD [FAULT ...]``: prints for each fault what was found. Exit code 1 if a fault is
 missed or the healthy all-reduce is refused. ``broken-*`` are FlashInfer's debug builds with a mechanism of the protocol off.

@@ -1,4 +1,4 @@
-"""Syntax of CI scripts and workflows, and the artifact by which CI hands a verified image to the job that publishes it."""
+"""Syntax of CI scripts and workflows, and the artifact by which CI hands a checked image to the job that publishes it."""
 
 from __future__ import annotations
 

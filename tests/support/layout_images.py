@@ -1,4 +1,4 @@
-"""Small verified images in the layouts of hosts, and commands on these hosts."""
+"""Small checked images in the layouts of hosts, and commands on these hosts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_layer(layout: Layout, name: str, seed: int, size: int) -> Descriptor:
 def add_image(
     workspace: Workspace, seeds: tuple[int, ...], context: str = "4" * 64, size: int = 2**20, more: Mapping[str, str] = {}
 ) -> tuple[str, str]:
-    """A verified image in the layout, with ``more`` labels and the record of its build; returns manifest and name."""
+    """A checked image in the layout, with ``more`` labels and the record of its build; returns manifest and name."""
     layout = Layout(workspace.root / "oci")
     layers = [add_layer(layout, f"file-{number}", seed, size) for number, seed in enumerate(seeds)]
     settings = {"Labels": labels(context) | dict(more), "Env": ["PATH=/bin"], "User": "1000", "Entrypoint": ["/file-0"]}

@@ -26,7 +26,7 @@ FILES = {LAYERS: KERNEL, "vllm/other.py": KERNEL, "vllm/_C.abi3.so": "\x7fELF", 
 
 
 class Site:
-    """A locked engine ``vllm-7.0`` of an official wheel, with b12x and a FlashInfer that contains CUTLASS."""
+    """A locked engine ``vllm-7.0`` of an upstream wheel, with b12x and a FlashInfer that contains CUTLASS."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.data, self.mirror = root, root / "data", root / "mirror"

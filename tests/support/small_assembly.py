@@ -86,7 +86,7 @@ class SmallImage:
         return Workspace.open(self.directory / self.state)
 
     def wheels(self) -> dict[LockedWheel, Path]:
-        """The official wheels."""
+        """The upstream wheels."""
         found = {}
         for name, files in self.files.items():
             path = self._wheel(name, "1.0", files)
@@ -136,7 +136,7 @@ class SmallImage:
     def assemble(
         self, ours: bytes = b"patched = 1\n", base: assembly.ImageBase | None = None, repacked: Sequence[Path] = ()
     ) -> tuple[Image, bool]:
-        """The image, and whether it was built. ``repacked`` are more wheels of ours, after that of FlashInfer."""
+        """The image, and whether it was built. ``repacked`` are more patched wheels, after that of FlashInfer."""
         wheels, all_ours = self.wheels(), (self.ours(ours), *repacked)
         labels = {"sm120kit.build-id": "f" * 64, **self.labels}
         env = {"A": 'two "words" and $3'}

@@ -69,7 +69,7 @@ flashinfer = "flashinfer-1.0"
 kernels = "quick"
 serve = ["vllm", "serve"]
 built = []
-official = []
+upstream = []
 [environment]
 python = "3.12"
 platforms = ["manylinux_2_35_x86_64"]

@@ -69,7 +69,7 @@ def build(workspace: Workspace, digest: str, name: str, tree: str) -> Path:
 
 
 def context(workspace: Workspace, digest: str, **labels: str) -> Path:
-    """Record a build context; the plan of its wheel of ours is ``b...``."""
+    """Record a build context; the plan of its patched wheel is ``b...``."""
     ours = BuiltWheel(LockedWheel("flashinfer-python", "0.6.6", "f.whl", "1" * 64), {"plan": "b" * 64})
     torch = LockedWheel("torch", "2", "torch.whl", "2" * 64)
     values = {f"sm120kit.{name.replace('_', '-')}": value for name, value in labels.items()}

@@ -161,7 +161,7 @@ def fewer_units() -> recipes.EngineRecipe:
 INPUTS: dict[str, dict[str, Any]] = {
     "the patched source": {"tree": replace(TREE, tree="6" * 40)},
     "the patched CUTLASS": {"carried": {"cutlass": ("4.4.2", "7" * 40)}},
-    "the official wheel": {"official": wheel("vllm", "b")},
+    "the upstream wheel": {"official": wheel("vllm", "b")},
     "a wheel of the environment": {"wheels": [wheel("torch", "b"), wheel("nvidia-cuda-nvcc")]},
     "the host compiler": {"environment": replace(ENVIRONMENT, toolchain=replace(TOOLS, host_version="c++ 13"))},
     "nvcc": {"environment": replace(ENVIRONMENT, toolchain=replace(TOOLS, nvcc_version="13.1.1"))},

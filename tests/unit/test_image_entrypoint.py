@@ -108,7 +108,7 @@ def test_server_starts_without_a_writable_cache(image: Path, driver: bytes) -> N
     (image / "home").write_text("no directory")
     child = start(image, sys.executable, "-c", "print('serving')", driver=driver)
     out, err = child.communicate()
-    assert out == "serving\n" and err.startswith("warning: ") and "b12x compiles its kernels at first use" in err
+    assert out == "serving\n" and err.startswith("warning: ") and "b12x compiles its kernels on first use" in err
 
 
 @pytest.fixture

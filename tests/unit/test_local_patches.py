@@ -251,7 +251,7 @@ LOCAL = f"vllm/mine@{'a' * 12}"
 
 @pytest.fixture
 def with_images(tmp_path: Path) -> Workspace:
-    """A state directory with a verified image, and one of the same recipe with a local patch."""
+    """A state directory with a checked image, and one of the same recipe with a local patch."""
     workspace = Workspace.open(tmp_path / "state")
     layout_images.add_image(workspace, (1, 2))
     add_local_image(workspace)

@@ -196,7 +196,7 @@ def test_known_bad_versions_are_rejected_with_their_reason(tree: PatchedTree) ->
 def test_prose_and_state_do_not_change_the_build_id() -> None:
     recipe = recipes.load_engine("sglang-0.5.11")
     flashinfer = recipes.load_flashinfer("flashinfer-0.6.6")
-    assert recipe.model_copy(update={"state": "verified", "summary": "other", "official": ()}).inputs() == recipe.inputs()
+    assert recipe.model_copy(update={"state": "verified", "summary": "other", "upstream": ()}).inputs() == recipe.inputs()
     assert flashinfer.model_copy(update={"summary": "other"}).inputs() == flashinfer.inputs()
     assert recipe.model_copy(update={"env": {}}).inputs() != recipe.inputs()
 

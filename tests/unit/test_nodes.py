@@ -266,7 +266,7 @@ def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) 
         (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "a,b,c", "--print"], "3 interfaces for 2 machines"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "a b", "--print"], "'a b' is not a network interface"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--rdma", "roce 1", "--print"], "'roce 1' is not an RDMA device"),
-        (["--print"], "it is for --nodes"),
+        (["--print"], "requires --nodes"),
     ],
 )
 def test_wrong_usage(words: list[str], message: str, options: list[str], tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def rows_by_verdict(record: dict) -> dict[str, set[str]]:  # type: ignore[type-a
 def test_receipt_of_the_groupwise_gemms(groupwise) -> None:  # type: ignore[no-untyped-def]
     """``groupwise.py`` on an H100 wrote it, with ``--only`` for each check of the units that were compiled, and limits.
 
-    Beside rows of the calls in which faults are planted, those are: dense, for e4m3 to bf16 with both majors, and for the other
+    Beside rows of the calls in which faults are seeded, those are: dense, for e4m3 to bf16 with both majors, and for the other
     types with one; mxfp4 for two pairs of types; nvfp4 and bmm_fp8 for both outputs; the others for one.
     """
     record = receipt("groupwise")

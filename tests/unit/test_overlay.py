@@ -1,4 +1,4 @@
-"""Patched files of an engine's package in its official wheel: only these members are replaced."""
+"""Patched files of an engine's package in its upstream wheel: only these members are replaced."""
 
 from __future__ import annotations
 

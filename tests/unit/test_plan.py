@@ -77,14 +77,14 @@ def test_group_without_kernels_leaves_out_every_module_and_needs_no_compiler() -
     assert plan.generator_requests(selection) == {} and selection.directory == "flashinfer-0.6.6-none"
     made = plan.plan_flashinfer(selection, TREE, (), plan.BuildEnvironment(plan.NO_TOOLCHAIN, {}), ())
     assert made.modules == () and {entry.what for entry in made.left_out} == {*RECIPE.modules}
-    assert {entry.reason for entry in made.left_out} == {"not in kernel group none"}
+    assert {entry.reason for entry in made.left_out} == {"compiled on first use: not in kernel group none"}
     with pytest.raises(NotFound, match="no kernel group 'nine'") as unknown:
         recipes.group(RECIPE, "nine")
     assert unknown.value.hint is not None and unknown.value.hint.endswith("; none")
 
 
 def test_wheel_without_modules_follows_from_its_tree() -> None:
-    """It has the patched sources, which FlashInfer compiles at first use."""
+    """It has the patched sources, which FlashInfer compiles on first use."""
     selection, environment = plan.Selection(RECIPE, RECIPE.archs, "none"), plan.BuildEnvironment(plan.NO_TOOLCHAIN, {})
     before, again, after = (
         plan.plan_flashinfer(selection, replace(TREE, tree=tree), (), environment, ()).digest for tree in ("a", "a", "b")
@@ -108,7 +108,7 @@ def test_left_out_entries_have_reasons() -> None:
     reasons = {entry.what: entry.reason for entry in make_plan().left_out}
     assert "Hopper" in reasons["fused_moe_120: 1 units cutlass_kernel_file_gemm_sm90_*"]
     assert "sample of 1" in reasons["fused_moe_120: 1 further units"]
-    assert reasons["gemm_sm120"] == "not in kernel group quick"
+    assert reasons["gemm_sm120"] == "compiled on first use: not in kernel group quick"
     assert all(reasons.values())
 
 

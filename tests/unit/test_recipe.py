@@ -126,7 +126,7 @@ def test_every_engine_recipe_is_well_formed(name: str) -> None:
     recipe = recipes.load_engine(name)
     assert recipe.name == name and recipe.name.startswith(f"{recipe.engine}-{recipe.version}")
     assert recipe.kernels in recipes.load_flashinfer(recipe.flashinfer).groups
-    assert recipe.built and recipe.official, "lists the parts that are built and those that stay official"
+    assert recipe.built and recipe.upstream, "lists the parts that are built and those that stay upstream"
 
 
 @pytest.mark.parametrize(

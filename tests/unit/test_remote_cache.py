@@ -342,7 +342,7 @@ BUILD_ID = "b" * 64
 
 @pytest.fixture
 def shared_image(registry: RegistryServer, keys: dict[str, Path], tmp_path: Path) -> VerifiedImage:
-    """A verified image of a machine, pushed to the cache and signed."""
+    """A checked image of a machine, pushed to the cache and signed."""
     workspace = Workspace.open(tmp_path / "builder")
     manifest, _ = layout_images.add_image(workspace, (1, 2), size=2**12)
     image = Layout(workspace.root / "oci").image(manifest)

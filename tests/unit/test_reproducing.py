@@ -435,7 +435,7 @@ def test_doctor_compares_a_result_with_what_the_host_should_do(host: list[str], 
     assert "\nconcurrency 128: expected " in bare
     drafting = CliRunner().invoke(app, [*host, A.name]).stdout
     assert re.search(
-        r"^concurrency 1: expected \d+\.?\d* tok/s without accepted drafts to \d+\.?\d* with all; ", drafting, re.MULTILINE
+        r"^concurrency 1: expected \d+\.?\d* tok/s at acceptance rate 0 to \d+\.?\d* at 1; ", drafting, re.MULTILINE
     )
     file = tmp_path / "result.json"
     results.write(file, result_of(DENSE, [case(1, 23.2, 300)]))

@@ -167,7 +167,7 @@ def test_tiles_of_engines_without_sources_or_with_another_cutlass_are_refused(tm
             tables.require_tiles(resolve(name, options))
     target = resolve("vllm-0.20.0", options)
     assert isinstance(target, EngineTarget) and tables.require_tiles(target) is target
-    binary = tables.require_tiles(resolve("vllm-0.19.1", options))  # its kernels are official binaries, but it has their source
+    binary = tables.require_tiles(resolve("vllm-0.19.1", options))  # its kernels are upstream binaries, but it has their source
     assert isinstance(binary, EngineTarget) and binary.kernel_source
     assert binary.engine_tree is None, "its wheel stays as it is"
     assert (binary.kernel_source.pin.version, binary.kernel_source.projects[1:]) == ("0.19.1", [])

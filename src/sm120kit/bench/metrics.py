@@ -25,7 +25,7 @@ class Acceptance:
     """Draft tokens of speculative decoding during a case. None is unknown.
 
     ``drafted`` and ``accepted`` are by the server's counters; ``rate`` and ``length`` are means of ``looks`` samples of its
-    gauges: the share of accepted drafts, and the tokens per step and request.
+    gauges: the acceptance rate, and the tokens per step and request.
     """
 
     drafted: int | None = None

@@ -22,7 +22,7 @@ FORMAT = "sm120kit.result/3"
 class Served:
     """How the server was started, by launch's record. None is unknown; without a record, everything is.
 
-    ``image`` is the content digest of the verified image, ``lock`` its build id, ``local`` its patches that are in no series,
+    ``image`` is the content digest of the checked image, ``lock`` its build id, ``local`` its patches that are in no series,
     ``revision`` the commit of the model's repository. ``variables`` are of its environment, with values only
     if a configuration of sm120kit sets them: others may be secret.
     """

@@ -38,7 +38,7 @@ class Workload(BaseModel):
     concurrency: Annotated[tuple[Count, ...], Field(min_length=1, strict=False)]
     output_tokens: Annotated[tuple[Count, ...], Field(min_length=1, strict=False)]
     context_tokens: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, strict=False)] = (0,)
-    """Approximate length of meaningless text before each prompt, different in each request: no prefix cache applies."""
+    """Context depth: random tokens before each prompt, different in each request, so that no prefix cache applies."""
     requests_per_stream: Count = 1
     seconds: Annotated[float, Field(ge=0)] = 0.0
     """If not 0, each stream of requests goes on until this time has passed, and at least ``requests_per_stream``."""

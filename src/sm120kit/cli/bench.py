@@ -56,7 +56,7 @@ class Results:
         typer.Option("--output", "-o", metavar="FILE", help="The result, written after each case; a partial one is resumed."),
     ] = Path("result.json")
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing result.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Measure a server although a probe finds it wrong.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Measure a server although a probe fails.")] = False
     json: Json = False
 
 

@@ -71,7 +71,7 @@ def _show_units(modules: Sequence[Module], *, full_path: bool = False) -> None:
 
 
 def _show_engine_plan(build: EngineBuild, options: Options) -> None:
-    """Every wheel of the image, the patches, and the reason for each official part."""
+    """Every wheel of the image, the patches, and the reason for each upstream part."""
     from sm120kit.sources import sizes as wheel_sizes
 
     recipe, closure, plan = build.recipe, build.closure, build.flashinfer.plan
@@ -95,7 +95,7 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
         + (f"; the size of {unknown} is unknown\n" if unknown else "\n")
     )
     console.table(("built here", "reason"), ((part.what, part.reason) for part in recipe.built))
-    console.table(("upstream wheel", "reason"), ((part.what, part.reason) for part in recipe.official))
+    console.table(("upstream wheel", "reason"), ((part.what, part.reason) for part in recipe.upstream))
     if recipe.leave_out:
         console.table(
             ("left out of the image", "files", "reason"),

@@ -80,7 +80,7 @@ def doctor(
     if measured.python != sys.executable and not measured.transfers:
         raise typer.BadParameter("it runs the measurements: add --measure", param_hint="--python")
     if measured.results and not config:
-        raise typer.BadParameter("CONFIG is required, which the result was measured with", param_hint="--result")
+        raise typer.BadParameter("--result requires CONFIG", param_hint="--result")
     if measured.results and as_json:
         raise typer.BadParameter(
             "the JSON has no expected rates; use reproduce CONFIG --result FILE --json", param_hint="--result"

@@ -171,7 +171,7 @@ def publish(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Push a verified image and list it in the index.
+    """Push a checked image and list it in the index.
 
     It is listed by digest, with SBOM and provenance. A tag that exists is not moved. An image in the state directory is pushed
     without a container daemon.
@@ -213,7 +213,7 @@ def pull(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Pull a verified image by its digest in the index.
+    """Pull a checked image by its digest in the index.
 
     The image is kept only if it is the one that passed its checks: in the state directory, and in the container daemon if there
     is one.

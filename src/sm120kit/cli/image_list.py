@@ -24,7 +24,7 @@ def list_(
     """List images with their size, digest and checks.
 
     Without --remote, list all images of sm120kit in the state directory and in the container daemon, if there is one.
-    Unverified images have no tag.
+    Unchecked images have no tag.
     """
     if not remote and given(ctx, "index"):
         raise typer.BadParameter("an index lists images in registries: add --remote", param_hint="--index")

@@ -17,7 +17,7 @@ def load(
 ) -> None:
     """Load an image into the container daemon.
 
-    Layers that the daemon has are not sent. It gets the tag of a verified image; a tag of another image is not moved.
+    Layers that the daemon has are not sent. It gets the tag of a checked image; a tag of another image is not moved.
     """
     from sm120kit.core.workspace import Workspace
     from sm120kit.images import loading

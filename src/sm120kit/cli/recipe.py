@@ -89,7 +89,7 @@ def _show_engine(recipe: EngineRecipe) -> None:
     console.data(f"state: {recipe.state}; unverified on SM120")
     console.data(f"FlashInfer from {recipe.flashinfer}, kernel group {recipe.kernels}\n")
     console.table(("built from source", "reason"), ((part.what, part.reason) for part in recipe.built))
-    console.table(("upstream wheel", "reason"), ((part.what, part.reason) for part in recipe.official))
+    console.table(("upstream wheel", "reason"), ((part.what, part.reason) for part in recipe.upstream))
     if recipe.known_bad:
         console.table(("excluded", "reason"), ((f"{bad.distribution} {bad.version}", bad.reason) for bad in recipe.known_bad))
 

@@ -1,4 +1,4 @@
-"""``sm120kit serve``: serve a model as a configuration describes, from a verified image."""
+"""``sm120kit serve``: serve a model as a configuration describes, from a checked image."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 HOST = Path("/")
 
 Image = Annotated[
-    str, typer.Option("--image", metavar="IMAGE", help="A verified image; default: from the index, or on this host.")
+    str, typer.Option("--image", metavar="IMAGE", help="A checked image; default: from the index, or on this host.")
 ]
 
 
@@ -55,7 +55,7 @@ class LaunchedServer:
     image: Annotated[
         str,
         typer.Option(
-            "--image", metavar="IMAGE", help="With --model: a verified image; default: from the index, or on this host."
+            "--image", metavar="IMAGE", help="With --model: a checked image; default: from the index, or on this host."
         ),
     ] = ""
     port: Annotated[
@@ -314,9 +314,9 @@ class SpannedNodes:
 
         if not self.nodes:
             if self.interface:
-                raise typer.BadParameter("it is for --nodes", param_hint="--interface")
+                raise typer.BadParameter("--interface requires --nodes", param_hint="--interface")
             if self.rdma:
-                raise typer.BadParameter("it is for --nodes", param_hint="--rdma")
+                raise typer.BadParameter("--rdma requires --nodes", param_hint="--rdma")
             return (None,)
         addresses = tuple(map(_node_address, self.nodes.split(",")))
         if len(addresses) == 1:

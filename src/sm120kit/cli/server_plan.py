@@ -46,9 +46,9 @@ class PlannedServer:
 
 
 def plan(config: ServeTarget, arguments: ServerArguments = None, *, server: PlannedServer, json: Json = False) -> None:
-    """Print what a model needs and how it would be served.
+    """Print memory, download, engine and command of a model, before anything is downloaded.
 
-    Downloads nothing. Whether it fits, the engine with its arguments and back-ends, what compiles at first use, the download,
+    Downloads nothing. Whether it fits, the engine with its arguments and back-ends, what compiles on first use, the download,
     the expected rate and the command. Reads config.json and the headers of the shards; without the Hub it prints what is not
     known.
     """
@@ -99,7 +99,7 @@ def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:
         yield f"back-end, {use}", ", ".join(names)
     if plan.backends.source not in ("", plan.configuration):
         yield "", f"back-ends as recorded for {plan.backends.source}"
-    yield from (("at first use", text) for text in plan.first_use)
+    yield from (("on first use", text) for text in plan.first_use)
     yield from (("defect", text) for text in plan.defects)
     yield "download", _download(plan)
     if rates:

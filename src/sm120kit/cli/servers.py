@@ -40,7 +40,7 @@ def metrics(
     api_key: ApiKey = "",
     json: Json = False,
 ) -> None:
-    """Print what a server does: requests, KV cache, tokens per second.
+    """Show live metrics: requests, KV cache, tokens per second.
 
     The names are the same for vLLM and SGLang. Exit code 0: the server is healthy; 1: it is not.
     """
@@ -71,7 +71,7 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the server exits or Ctrl-C.")] = False,
 ) -> None:
-    """Print what a server printed."""
+    """Show the log of a server."""
     from sm120kit.serving import server_containers
 
     container = server_containers.find(server)

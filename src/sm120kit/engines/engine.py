@@ -25,7 +25,7 @@ class Metrics:
 
     Gauges, with a value for each engine of a server with data parallelism: requests that are ``running`` and ``waiting``, the
     used share of the ``kv_cache``. Counters of tokens: ``prompt_tokens`` and those of them in the prefix cache, ``drafted`` and
-    ``accepted``, ``generated``. Gauges instead of such counters: ``accept_rate`` (accepted drafts over all), ``accept_length``
+    ``accepted``, ``generated``. Gauges instead of such counters: ``accept_rate`` (accepted over drafted), ``accept_length``
     (tokens per step), both 0 before the first, and ``throughput`` (tokens per second of the latest decoding).
     """
 

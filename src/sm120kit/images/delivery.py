@@ -193,7 +193,7 @@ def flashinfer_image(build: WheelBuild, closure: Closure, base: str, options: Op
 
 
 def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
-    """Build the image of an engine from the wheels of ``build`` and the official wheels of its lockfile.
+    """Build the image of an engine from the wheels of ``build`` and the upstream wheels of its lockfile.
 
     See :func:`flashinfer_image`.
     """

@@ -64,7 +64,7 @@ _FLASHINFER_ENV = {
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     "NVIDIA_VISIBLE_DEVICES": "all",
 }
-"""Without a compiler, a module that was not compiled ahead fails by name. flashinfer-cubin insists on the released version."""
+"""Without a compiler, a module not compiled ahead of time fails by name. flashinfer-cubin insists on the released version."""
 
 _SECOND = 10**9
 _HEALTH_CHECK = {
@@ -115,7 +115,7 @@ def describe(
 
     Raises:
         NotFound: ``base`` is not a digest or id.
-        BadInput: a wheel of ours lacks its ``sm120kit.json``.
+        BadInput: a patched wheel lacks its ``sm120kit.json``.
     """
     require_pinned(base)
     of_setup, scripts = settings(setup), programs(setup)

@@ -236,7 +236,7 @@ class Attestation:
 
 @dataclass(frozen=True)
 class PublishedImage:
-    """An entry of ``images.json``: a verified image and its location, ``repository@digest``.
+    """An entry of ``images.json``: a checked image and its location, ``repository@digest``.
 
     ``published`` is the time of its first listing, ``YYYY-MM-DDTHH:MM:SSZ``; "" in an index of an older sm120kit.
     """

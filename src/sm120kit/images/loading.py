@@ -48,7 +48,7 @@ def manifest_digest(layout: Layout, reference: str) -> str:
 
 
 def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
-    """Load an image of a layout into a daemon, and tag it as in the layout, where only verified images have tags.
+    """Load an image of a layout into a daemon, and tag it as in the layout, where only checked images have tags.
 
     Layers that the daemon has are not sent, if it can use them. Returns the image as the daemon describes it.
 

@@ -1,4 +1,4 @@
-"""Publish a verified image of the state directory or the container daemon, with SBOM and provenance."""
+"""Publish a checked image of the state directory or the container daemon, with SBOM and provenance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def publish(
     options: PublishOptions,
     report: Callable[[str], None] = lambda line: None,
 ) -> PublishedImage:
-    """Publish a verified image of the state directory or the daemon, with SBOM and provenance beside the index.
+    """Publish a checked image of the state directory or the daemon, with SBOM and provenance beside the index.
 
     See :func:`sm120kit.images.registry.publish` and :func:`sm120kit.images.attestation.write`. An entry of the index that has
     a statement keeps it unless it is to be signed.

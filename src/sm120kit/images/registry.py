@@ -1,4 +1,4 @@
-"""Push verified images to a registry and pull them by digest.
+"""Push checked images to a registry and pull them by digest.
 
 Tags are never moved: a tag that exists in the registry with another image is refused. A pulled image must have the content that
 was verified, byte for byte; the digest alone only identifies the registry's copy.
@@ -26,7 +26,7 @@ def publish(
     transport: ImageTransport,
     attest: Callable[[PublishedImage], Attestation],
 ) -> PublishedImage:
-    """Push a verified image to ``repository`` and list it in ``index``, unless it is already listed and in the registry.
+    """Push a checked image to ``repository`` and list it in ``index``, unless it is already listed and in the registry.
 
     ``attest`` writes SBOM and statement of the entry, new or already listed, and returns their record.
 

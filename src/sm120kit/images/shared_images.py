@@ -1,4 +1,4 @@
-"""Verified images in a cache that several machines share (``--cache``).
+"""Checked images in a cache that several machines share (``--cache``).
 
 The entry of an image is its record of publishing, by the inputs of its build: lockfile, base, kernel group, settings. The
 image itself is in the same repository, and is pulled as `sm120kit pull` does: by the digest in the record, with the content
@@ -56,7 +56,7 @@ def fetch(key: str, build_id: str, remote: RemoteCache, workspace: Workspace) ->
 
 
 def push(key: str, image: VerifiedImage, remote: RemoteCache, workspace: Workspace) -> None:
-    """Push a verified image of the state directory and its entry, if this command may."""
+    """Push a checked image of the state directory and its entry, if this command may."""
     layout = Layout(workspace.root / "oci")
     local = layout.find(image.image.id)
     if local is None or not remote.pushes:

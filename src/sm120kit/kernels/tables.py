@@ -60,7 +60,7 @@ def require_tiles(target: Target) -> Target:
     recipe, carried = target.engine.recipe, {inside.project: inside.version for inside in target.flashinfer.recipe.inside}
     if recipe.cutlass is None:
         raise NotFound(
-            f"{recipe.name} has no source of kernels of {recipe.engine} in its recipe: only its official binaries",
+            f"{recipe.name} has no source of kernels of {recipe.engine} in its recipe: only its upstream binaries",
             f"sm120kit tiles {recipe.flashinfer} lists the tiles of its FlashInfer; sm120kit inspect lists kernels of a wheel",
         )
     _, required = recipe.cutlass

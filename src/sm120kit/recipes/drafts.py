@@ -62,7 +62,7 @@ class Draft:
     def toml(self) -> str:
         """The text of the recipe."""
         not_inspected = f"The reasons are those of {self.template}: the wheels of this release were not inspected."
-        comments = toml_text.Comments(self.text, self.renamed, {"[[official]]": not_inspected})
+        comments = toml_text.Comments(self.text, self.renamed, {"[[upstream]]": not_inspected})
         return toml_text.write(self.data, self.head, comments)
 
 
@@ -265,7 +265,7 @@ def draft_engine(
     if data.pop("from_source", None):
         data["built"] = [part for part in data["built"] if part["what"] != engine]
         draft.decisions.append(f"from_source of {template.name} is not taken over: compare its targets with this source")
-    _keep_official(draft, extension_modules(new), extension_modules(old), required)
+    _keep_upstream(draft, extension_modules(new), extension_modules(old), required)
     _keep_left_out(draft, new.members)
     return draft
 
@@ -327,29 +327,29 @@ def _requires(draft: Draft, lines: Sequence[str], engine: str, extras: Collectio
             yield f"{name}=={draft.data['version']}" if version else line
 
 
-def _keep_official(draft: Draft, modules: set[str], former: set[str], required: Mapping[str, Requirement]) -> None:
-    """Keep the official parts that the wheel still has; ``former`` are the extension modules of the template's wheel."""
+def _keep_upstream(draft: Draft, modules: set[str], former: set[str], required: Mapping[str, Requirement]) -> None:
+    """Keep the upstream parts that the wheel still has; ``former`` are the extension modules of the template's wheel."""
     engine = draft.data["engine"]
     kept = []
-    for part in draft.data["official"]:
+    for part in draft.data["upstream"]:
         names = re.findall(rf"\b{engine}\.[\w.]*\w", part["what"])
         gone = [name for name in names if not any(module == name or module.startswith(f"{name}.") for module in modules)]
         if names and gone == names:
-            draft.notes.append(f"official {part['what']} is left out: the wheel has no such module")
+            draft.notes.append(f"upstream {part['what']} is left out: the wheel has no such module")
         elif gone:
-            draft.decisions.append(f"official {part['what']}: the wheel has no {', '.join(gone)}; correct the entry")
+            draft.decisions.append(f"upstream {part['what']}: the wheel has no {', '.join(gone)}; correct the entry")
             kept.append(part)
         elif not names and canonicalize_name(part["what"]) == "flashinfer-cubin" and "flashinfer-cubin" not in required:
-            draft.notes.append("official flashinfer-cubin is left out: the engine does not require it")
+            draft.notes.append("upstream flashinfer-cubin is left out: the engine does not require it")
             if draft.data.get("env", {}).pop(CUBIN_CHECK, None):
                 draft.notes.append(f"{CUBIN_CHECK} is left out: it is for flashinfer-cubin")
         else:
             kept.append(part)
-    draft.data["official"] = kept
+    draft.data["upstream"] = kept
     new = sorted(modules - former)
     if kept or new:
         text = (
-            f"official: the reasons are those of {draft.template}; compare with `sm120kit inspect` of the wheel of this release"
+            f"upstream: the reasons are those of {draft.template}; compare with `sm120kit inspect` of the wheel of this release"
         )
         draft.decisions.append(text + (f"; it also has the modules {', '.join(new)}" if new else ""))
 

@@ -48,7 +48,7 @@ class LockedFile:
 
 @dataclass(frozen=True)
 class Replaced:
-    """A distribution whose official wheel is not installed, because ``recipe`` builds the same version, patched."""
+    """A distribution whose upstream wheel is not installed, because ``recipe`` builds the same version, patched."""
 
     name: str
     version: str

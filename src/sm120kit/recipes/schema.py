@@ -281,7 +281,7 @@ class FilesLeftOut(Strict):
 
 
 class WrongRecord(Strict):
-    """Files of a distribution of which RECORD in its official wheel has another hash, as of a file that was changed later.
+    """Files of a distribution of which RECORD in its upstream wheel has another hash, as of a file that was changed later.
 
     The sha256 of the wheel covers them. ``files`` are patterns as in :class:`FilesLeftOut`.
     """
@@ -303,7 +303,7 @@ class AddedFile(Strict):
 
 
 class EnginePart(Strict):
-    """A part of an engine, and the reason why it is built from source or taken from the official wheel."""
+    """A part of an engine, and the reason why it is built from source or taken from the upstream wheel."""
 
     what: str
     reason: str
@@ -333,7 +333,7 @@ class InjectedTable(Strict):
 class TargetTable(Strict):
     """An extension module that is built from source, named after its CMake target.
 
-    ``member`` is its path in the official wheel, ``units`` are all its sources. ``gib``, ``seconds`` and ``expect_kernels`` are
+    ``member`` is its path in the upstream wheel, ``units`` are all its sources. ``gib``, ``seconds`` and ``expect_kernels`` are
     as in a :class:`ModuleTable`. ``answers`` are Python expressions with the values they must have when the module is loaded as
     ``library``, without a GPU, after ``imports``.
     """
@@ -348,7 +348,7 @@ class TargetTable(Strict):
 
 
 class FromSourceTable(Strict):
-    """The parts of an engine that ``--from-source`` builds and puts into its official wheel.
+    """The parts of an engine that ``--from-source`` builds and puts into its upstream wheel.
 
     ``sha256`` is that of the engine's sdist. ``environment`` are the distributions of the closure that the build needs, with
     the compiler; ``injected`` has CMake variables as keys.
@@ -363,7 +363,7 @@ class FromSourceTable(Strict):
 class KernelSource(Strict):
     """An engine's sdist, and the version of CUTLASS that its own kernels require, for :mod:`sm120kit.kernels.tables` only.
 
-    For an engine whose kernels are official binaries: nothing of the sdist is patched or built.
+    For an engine whose kernels are upstream binaries: nothing of the sdist is patched or built.
     """
 
     sha256: Sha256
@@ -490,7 +490,7 @@ class B12xTable(Strict):
 
 
 class EngineRecipe(Strict):
-    """A version of an engine: locked official wheels, with our patched FlashInfer wheel instead of the official one.
+    """A version of an engine: locked upstream wheels, with our patched FlashInfer wheel instead of the upstream one.
 
     ``flashinfer`` is the name of the FlashInfer recipe and ``kernels`` the group of its modules in the image. ``state`` is
     ``resolved`` (the wheels are locked) or ``verified`` (an image with compiled modules has passed its checks, which need no
@@ -518,7 +518,7 @@ class EngineRecipe(Strict):
     env: dict[str, str] = {}
     serve: Strings
     built: Annotated[tuple[EnginePart, ...], Field(strict=False)]
-    official: Annotated[tuple[EnginePart, ...], Field(strict=False)]
+    upstream: Annotated[tuple[EnginePart, ...], Field(strict=False)]
     source: EngineSource | None = None
     patched: Annotated[tuple[PatchedWheel, ...], Field(strict=False)] = ()
     from_source: FromSourceTable | None = None
@@ -567,7 +567,7 @@ class EngineRecipe(Strict):
         Not ``as_released``: the sources and patches in the lockfile are those that are applied.
         """
         prose: dict[str, Any] = {
-            **dict.fromkeys(("summary", "state", "built", "official", "as_released", "kernel_source", "known_bad"), True),
+            **dict.fromkeys(("summary", "state", "built", "upstream", "as_released", "kernel_source", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
             "leave_out": {"__all__": {"reason", "imports"}},
             "wrong_record": {"__all__": {"reason"}},

@@ -250,7 +250,7 @@ class EngineTarget(Target):
 
     @property
     def closure(self) -> Closure:
-        """The official wheels of the image: those for the first platform of the recipe."""
+        """The upstream wheels of the image: those for the first platform of the recipe."""
         platform_tag = self.recipe.environment.platforms[0]
         return next(closure for closure in self.lock.closures if closure.platform == platform_tag)
 

@@ -73,7 +73,7 @@ class PlannedDownload:
 
 @dataclass(frozen=True)
 class PlannedRates:
-    """Tokens per second of one request without context: expected without accepted drafts, and with all; bounds with all."""
+    """Tokens per second of one request without context: expected at acceptance rates 0 and 1, bounds at 1."""
 
     expected_low: float
     expected_high: float

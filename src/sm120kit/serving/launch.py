@@ -389,7 +389,7 @@ def require_daemon(resolved: ResolvedLaunch, workspace: Workspace) -> None:
 
 
 def loaded(image: VerifiedImage, workspace: Workspace) -> str:
-    """The id of a verified image in the daemon, into which it is loaded if only the state directory has it.
+    """The id of a checked image in the daemon, into which it is loaded if only the state directory has it.
 
     Raises:
         DaemonUnreachable: no daemon responds.

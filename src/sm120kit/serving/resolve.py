@@ -185,7 +185,7 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
 
 
 def _local_image(recipe: str, workspace: Workspace) -> str:
-    """The name of the verified image of a recipe, without local patches, in the state directory or the daemon; or "".
+    """The name of the checked image of a recipe, without local patches, in the state directory or the daemon; or "".
 
     Raises:
         NotFound: there are several.

@@ -35,7 +35,7 @@ class Ending(StrEnum):
 class Run:
     """The record of a launched server, ``<state>/runs/*.json``.
 
-    ``image`` is the content digest of the verified image, ``image_name`` the id or ``repository@digest`` that was started,
+    ``image`` is the content digest of the checked image, ``image_name`` the id or ``repository@digest`` that was started,
     ``build_id`` the sha256 of the lockfile that the image was built from (its label; "" without one),
     ``local`` its local patches, in the form of the label. ``environment`` has names
     of variables without values. ``started`` is UTC; durations are in seconds, None until they are known. ``ending`` is a value

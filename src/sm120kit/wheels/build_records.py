@@ -153,7 +153,7 @@ class WheelBuild:
 
 @dataclass(frozen=True)
 class RepackedWheel:
-    """An engine's official wheel with replaced members: the plan, and the artifacts once the wheel exists.
+    """An engine's upstream wheel with replaced members: the plan, and the artifacts once the wheel exists.
 
     ``patched_members`` are the files of the engine's own package that are replaced, each with the patches that change it.
     ``ran`` is false if the artifacts are those of an earlier build.

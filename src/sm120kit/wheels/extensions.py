@@ -1,4 +1,4 @@
-"""Build extension modules of an engine from its own CMake project and put them into its official wheel.
+"""Build extension modules of an engine from its own CMake project and put them into its upstream wheel.
 
 The work directory is also CMake's build directory. It contains ``source`` and the projects that the engine requires,
 ``environment`` with the locked wheels, and ``cuda`` with the compiler of these. So no absolute path in a command changes the
@@ -301,7 +301,7 @@ def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> 
     """Check finished modules, also that they can replace those of the wheel ``official``, and return their number of kernels.
 
     Raises:
-        CheckFailed: device code that SM12x cannot run, an expected kernel that is missing, a library that the official
+        CheckFailed: device code that SM12x cannot run, an expected kernel that is missing, a library that the upstream
             module does not need, a search path for the loader, a symbol that does not resolve, or a wrong answer.
     """
     work = site.work
@@ -314,7 +314,7 @@ def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> 
             write_atomic(official_module, archives.read_member(wheel, target.member))
         needed, search_paths = dynamic_section(library)
         further = sorted(needed - dynamic_section(official_module)[0])
-        problems = [f"needs {name}, which the official module does not need" for name in further]
+        problems = [f"needs {name}, which the upstream module does not need" for name in further]
         problems += [f"has a search path for the loader: {path}" for path in search_paths]
         problems += wrong_answers(library, target.imports, target.answers, interpreter)
         return tuple(problems)

@@ -1,6 +1,6 @@
 """Build an engine's own wheel with extension modules from its own source, for SM12x alone (``--from-source``).
 
-The official wheel is packed again with these modules and the patched files of the engine's package. Source and patches, the
+The upstream wheel is packed again with these modules and the patched files of the engine's package. Source and patches, the
 projects that the engine requires, the compiler and the libraries all come from the engine's lockfile. The build runs without a
 network where the system permits that, and fails if it fetched something.
 """
@@ -51,7 +51,7 @@ def require_source(target: EngineTarget) -> PatchedTree:
         capable = [name for name in names if recipes.load_engine(name).from_source]
         raise NotFound(
             f"{target.recipe.name} has nothing that can be built from source",
-            "its recipe gives the reason for each official part; "
+            "its recipe gives the reason for each upstream part; "
             f"engines with a part that can be built: {', '.join(capable) or 'none'}",
         )
     return target.engine_tree
@@ -111,7 +111,7 @@ def build_extensions(
 
     Raises:
         FetchFailed, NotTrusted, OfflineMiss: a locked wheel could not be fetched.
-        PatchConflict: a patch of the engine's own package is not for the official wheel.
+        PatchConflict: a patch of the engine's own package is not for the upstream wheel.
         CommandFailed, CheckFailed, ResourceUnavailable, CompileFailed, RequirementMissing: the build failed.
     """
     plan, recipe, workspace = build.plan, build.recipe, options.workspace

@@ -1,8 +1,8 @@
-"""Build the wheels of an image of vLLM or SGLang that are not official.
+"""Build the wheels of an image of vLLM or SGLang that are not upstream wheels.
 
-These are the patched FlashInfer wheel that the recipe names, the wheels of which a patch series changes files (the official
+These are the patched FlashInfer wheel that the recipe names, the wheels of which a patch series changes files (the upstream
 ones are packed again), the engine's own among them, and the engine's if extension modules are requested from source. All other
-wheels are the official ones of the lockfile.
+wheels are the upstream ones of the lockfile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EngineBuild:
 
     @property
     def closure(self) -> Closure:
-        """The official wheels of the image: without those that are packed again."""
+        """The upstream wheels of the image: without those that are packed again."""
         if not self.repacked:
             return self.official
         ours = {each.plan.engine for each in self.repacked}
@@ -54,7 +54,7 @@ class EngineBuild:
 
     @property
     def wheels(self) -> dict[Path, str]:
-        """The wheels that were built with their sha256, FlashInfer first; each replaces an official wheel."""
+        """The wheels that were built with their sha256, FlashInfer first; each replaces an upstream wheel."""
         packed = {each.wheel: each.artifacts.wheel.sha256 for each in self.repacked if each.artifacts}
         return self.flashinfer.wheels | packed
 
@@ -77,13 +77,13 @@ def require_native(recipe: EngineRecipe, request: BuildRequest) -> None:
 def build(
     target: EngineTarget, request: BuildRequest, watch: Callable[[Progress], None] = lambda progress: None
 ) -> EngineBuild:
-    """Verify an engine's lockfile, then plan or build the wheels of its image that are not official.
+    """Verify an engine's lockfile, then plan or build the wheels of its image that are not upstream wheels.
 
     The group of the request replaces the kernel group of the recipe. FlashInfer's wheel is built last.
 
     Raises:
         NotFound: nothing of the engine can be built from source.
-        PatchConflict: a patch of the engine's own package, or of another, is not for the official wheel.
+        PatchConflict: a patch of the engine's own package, or of another, is not for the upstream wheel.
         Mismatch: the lockfile of the engine or of its FlashInfer recipe is missing, edited or outdated.
         RequirementMissing: the image is for another machine, or the compilers are not the locked ones.
     """

@@ -1,4 +1,4 @@
-"""Replace members of an official wheel, an engine's or another's, by the files of its package that its patch series changes."""
+"""Replace members of an upstream wheel, an engine's or another's, by the files of its package that its patch series changes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _short(content: bytes | None) -> str:
 def pack_overlay(
     plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path | None], directory: Path
 ) -> Artifacts:
-    """Pack the official wheel again, and publish it in ``directory``, completely or not at all.
+    """Pack the upstream wheel again, and publish it in ``directory``, completely or not at all.
 
     ``replaced`` is from :func:`write_patched_members`. The record in the wheel lists the patches that change its files, and no
     others of the series.
@@ -136,13 +136,13 @@ def locked_wheels(target: EngineTarget) -> dict[str, LockedWheel]:
 
 
 def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool = True) -> RepackedWheel | None:
-    """An official wheel with the patched files of ``tree`` in its own package; None if the series changes none of them.
+    """An upstream wheel with the patched files of ``tree`` in its own package; None if the series changes none of them.
 
     Without ``pack``, it is only planned, and no wheel is fetched.
 
     Raises:
         PatchConflict: a patch is not for this wheel.
-        FetchFailed, NotTrusted, OfflineMiss: the official wheel could not be fetched.
+        FetchFailed, NotTrusted, OfflineMiss: the upstream wheel could not be fetched.
     """
     recipe, workspace = target.recipe, target.options.workspace
     project = tree.checkout.pin.project if tree else ""

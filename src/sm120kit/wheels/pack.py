@@ -98,7 +98,7 @@ def _patched_members(tree: PatchedTree, files: Path, wheel: zipfile.ZipFile, cha
 
 
 def _module(name: str) -> str:
-    """Where FlashInfer looks for a module that was compiled ahead, as a member of its wheel."""
+    """Where FlashInfer looks for a module compiled ahead of time, as a member of its wheel."""
     return f"flashinfer/data/aot/{name}/{name}.so"
 
 

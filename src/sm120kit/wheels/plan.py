@@ -115,7 +115,8 @@ def plan_flashinfer(
         modules.append(Module(output.name, output.library, units, packed, tuple(sorted(expect.items())), undefined))
         left_out += _left_out(output, settings, packed)
     selected = {output.name for output in generated}
-    left_out += [LeftOut(name, f"not in kernel group {group_name}") for name in recipe.modules if name not in selected]
+    outside = f"compiled on first use: not in kernel group {group_name}"
+    left_out += [LeftOut(name, outside) for name in recipe.modules if name not in selected]
     left_out += tiles
     inputs = {
         "modules": [
@@ -258,7 +259,7 @@ def plan_extensions(
 def plan_overlay(recipe: EngineRecipe, tree: PatchedTree, official: LockedWheel, replaced: Iterable[str]) -> BuildPlan:
     """Plan the ``official`` wheel of an engine or another package with members ``replaced`` by patched files of ``tree``.
 
-    Nothing is compiled: the digest depends on the source with its series and on the official wheel only.
+    Nothing is compiled: the digest depends on the source with its series and on the upstream wheel only.
     """
     plan = BuildPlan(
         recipe=recipe.name,

@@ -25,7 +25,7 @@ _CHUNK = 2**20
 def repacked_record(
     plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path | None]
 ) -> dict[str, object]:
-    """Contents of ``sm120kit.json`` in a repacked wheel: also the official wheel, and both hashes of each replaced member.
+    """Contents of ``sm120kit.json`` in a repacked wheel: also the upstream wheel, and both hashes of each replaced member.
 
     ``official`` is that wheel and its file, ``replaced`` the new files by member. A hash is empty where there is no file.
     """

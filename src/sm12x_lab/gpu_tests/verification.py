@@ -295,7 +295,7 @@ def _delayed_row(
 
 
 def _why(failed: GemmRun) -> str:
-    """The reason and circumstances of a failed run, as one line."""
+    """The reason and environment of a failed run, as one line."""
     where = f"set {failed.set}, seed {failed.seed}, CLC {failed.clc}, jitter {failed.jitter_ns} ns"
     differ = f"{failed.mismatches:,} of {failed.outputs:,} outputs differ" if failed.mismatches else ""
     first = f"first: {failed.first_mismatch}" if failed.first_mismatch else ""

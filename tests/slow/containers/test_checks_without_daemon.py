@@ -40,7 +40,7 @@ INIT = f"{SITE}/flashinfer/{{}}"
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageHost]:
-    """A state directory and a daemon of these tests' own: the verified image gets a tag there."""
+    """A state directory and a daemon of these tests' own: the checked image gets a tag there."""
     directory = tmp_path_factory.mktemp("host")
     with containers.dockerd(tmp_path_factory.mktemp("d") / "d") as running:
         yield ImageHost(directory / "state", data_root(), running.socket, directory)

@@ -42,7 +42,7 @@ flashinfer = "flashinfer-0.6.6"
 kernels = "tiny"
 serve = ["python", "-m", "http.server", "--directory", "/home/sm120kit"]
 built = [{ what = "flashinfer-python", reason = "patched" }]
-official = []
+upstream = []
 
 [environment]
 python = "3.11"

@@ -432,7 +432,7 @@ def results() -> dict[str, bytes]:
 
 
 def verified() -> dict[str, bytes]:
-    """The record of a verified image."""
+    """The record of a checked image."""
     with tempfile.TemporaryDirectory() as directory:
         layout_images.add_image(Workspace(Path(directory)), (1, 2), size=100)
         (record,) = Path(directory).glob("images/verified/*.json")

@@ -87,8 +87,8 @@ reason = "vLLM 9.0 requires one that does not exist"
 version = "1.0"
 reason = "vLLM requires one that does not exist"
 """
-OFFICIAL = """\
-official = [
+UPSTREAM = """\
+upstream = [
   { what = "vllm._C, vllm.gone", reason = "r" }, { what = "vllm._old", reason = "r" }, { what = "helper", reason = "r" },
   { what = "flashinfer-cubin", reason = "r" },
 ]
@@ -107,7 +107,7 @@ class Index:
         (self.data / "patches" / "flashinfer" / "shout.patch").write_text(PATCH)
         sha256 = self.flashinfer("1.0", MODULES)
         (self.recipes / "flashinfer-1.0.toml").write_text(KERNELS.format(sha256=sha256) + KERNELS_EXTRA)
-        (self.recipes / "vllm-9.0.toml").write_text(ENGINE.replace("official = []\n", OFFICIAL) + ENGINE_EXTRA)
+        (self.recipes / "vllm-9.0.toml").write_text(ENGINE.replace("upstream = []\n", UPSTREAM) + ENGINE_EXTRA)
         self.vllm("9.0", "flashinfer-python==1.0", "helper==7", "other==7", modules=("_C", "gone", "_old"))
         for name in ("helper", "other"):
             make_wheel(self.mirror, name, "1.0")
@@ -172,7 +172,7 @@ def test_release_gets_recipes_with_the_flashinfer_that_it_requires(index: Index)
     assert engine["flashinfer"] == "flashinfer-2.0"
     assert engine["environment"]["requires"] == ["vllm==9.1"]  # type: ignore[index]
     assert list(engine["environment"]["overrides"]) == ["other"], "helper is resolved without"  # type: ignore[index]
-    assert [part["what"] for part in engine["official"]] == ["vllm._C, vllm.gone", "helper"]  # type: ignore[union-attr,index]
+    assert [part["what"] for part in engine["upstream"]] == ["vllm._C, vllm.gone", "helper"]  # type: ignore[union-attr,index]
 
     assert "env" not in engine, "the variable is for flashinfer-cubin"
 
@@ -181,7 +181,7 @@ def test_release_gets_recipes_with_the_flashinfer_that_it_requires(index: Index)
         assert part in decisions, decisions
     assert "override of helper is left out: it is not needed" in record["notes"]["vllm-9.1"]
     text = (index.recipes / "vllm-9.1.toml").read_text()
-    assert "# The reasons are those of vllm-9.0: the wheels of this release were not inspected.\n[[official]]" in text
+    assert "# The reasons are those of vllm-9.0: the wheels of this release were not inspected.\n[[upstream]]" in text
     index.run("recipe", "lock", "flashinfer-2.0", "vllm-9.1", "--check", "--offline")
 
 

@@ -99,7 +99,7 @@ reproducibility = "not-found"
 
 @dataclass(frozen=True)
 class Host:
-    """A machine with a stub of a GPU driver, a docker program, a verified image and a Hub."""
+    """A machine with a stub of a GPU driver, a docker program, a checked image and a Hub."""
 
     directory: Path
     environment: dict[str, str]

@@ -140,7 +140,7 @@ from sm120kit.core.workspace import Workspace
 options = Options(Workspace.open(), Origin(sys.argv[1]))
 target = resolve("vllm-9.0", options)
 planned = image_wheels.build(target, BuildRequest(stage=Stage.PATCH))
-assert [wheel.name for wheel in planned.closure.wheels] == ["nvidia-cuda-nvcc"], "the official vllm is replaced"
+assert [wheel.name for wheel in planned.closure.wheels] == ["nvidia-cuda-nvcc"], "the upstream vllm is replaced"
 (own,) = planned.repacked
 assert [*own.patched_members] == ["vllm/__init__.py"] and own.artifacts is None
 try:

@@ -34,11 +34,11 @@ class Expectation:
 
     @property
     def text(self) -> str:
-        """The expected rate, or its range if the acceptance of drafts is unknown, and the dominant term of the step."""
+        """The expected rate, or its range if the acceptance rate is unknown, and the dominant term of the step."""
         if self.tok_s is not None:
             return f"expected {self.tok_s:.4g} tok/s with a mean error of {MEAN_ERROR:.0%}; {self._step}"
         none, every = (self.concurrency * tokens / self.step.seconds for tokens in (1, self.at_most))
-        return f"expected {none:.4g} tok/s without accepted drafts to {every:.4g} with all; {self._step}"
+        return f"expected {none:.4g} tok/s at acceptance rate 0 to {every:.4g} at 1; {self._step}"
 
     def statement(self, tok_s: float) -> str:
         """How far a rate is from the expected one, and which term dominates the expected step."""

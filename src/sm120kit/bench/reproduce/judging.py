@@ -287,7 +287,7 @@ def _bound(
 class SingleRequest:
     """Tokens per second of one request without context: roofline and ceiling with every draft accepted.
 
-    ``expected`` is the rate without accepted drafts, and with every one.
+    ``expected`` is the rate at acceptance rates 0 and 1.
     """
 
     roofline: float

@@ -27,12 +27,12 @@ def purl(kind: str, name: str, version: str, namespace: str | None = None, /, **
 
 
 def wheel_purl(wheel: LockedWheel) -> PackageURL:
-    """The purl of a wheel. The version of a wheel of ours has a local part, so that it matches no wheel on an index."""
+    """The purl of a wheel. The version of a patched wheel has a local part, so that it matches no wheel on an index."""
     return purl("pypi", wheel.name, wheel.version, file_name=wheel.filename)
 
 
 def official_wheel(built: BuiltWheel) -> tuple[LockedWheel, ...]:
-    """The official wheel in which a wheel of ours replaces some files; empty if it was built from source entirely."""
+    """The upstream wheel in which a patched wheel replaces some files; empty if it was built from source entirely."""
     official = built.origin.get("official")
     if official is None:
         return ()

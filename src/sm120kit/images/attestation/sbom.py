@@ -37,7 +37,7 @@ def document(
 ) -> bytes:
     """The SBOM of the image with manifest ``digest``, as JSON.
 
-    It lists each installed wheel with its sha256; each wheel of ours with the pinned source as ancestor and the patches on it,
+    It lists each installed wheel with its sha256; each patched wheel with the pinned source as ancestor and the patches on it,
     and the projects inside that source with their patches; and the base by digest, with its Debian packages. Each
     has the licences and the supplier that it states; ``wheels`` are those of wheels, by the names of their files.
 

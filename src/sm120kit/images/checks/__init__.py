@@ -71,7 +71,7 @@ class ExpectedImage:
     ``all``; ``left_out`` distributions that are required by others and deliberately absent; ``overridden`` those whose version
     the recipe sets against the requirements of others; ``leave_out`` patterns of the files that are absent, by
     distribution, and ``imports`` the Python modules that must be importable without them; ``wrong_record`` patterns of
-    files of which RECORD has another hash, as in their official wheel.
+    files of which RECORD has another hash, as in their upstream wheel.
 
     For an engine: ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
     each configuration after ``serve``; ``served`` its environment, quantization, and the architecture of its model, which is
@@ -159,7 +159,7 @@ def suite_digest(kind: str) -> str:
 
 
 def record_path(workspace: Workspace, image: Image) -> Path:
-    """Path of the record of a verified image. It is keyed by content, so that it applies to no other image."""
+    """Path of the record of a checked image. It is keyed by content, so that it applies to no other image."""
     return workspace.root / "images" / "verified" / f"{image.content}.json"
 
 
@@ -415,7 +415,7 @@ def _entrypoint(image: Image, expected: ExpectedImage, store: ImageStore) -> tup
 def _device_code(
     image: Image, site: str, expected: ExpectedImage, store: ImageStore, directory: Path
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Check archs and kernels of all FlashInfer modules compiled ahead, read from their cubins."""
+    """Check archs and kernels of all FlashInfer modules compiled ahead of time, read from their cubins."""
     if not expected.modules:
         return
     problems: list[str] = []

@@ -158,14 +158,14 @@ def write_runs(image: Image, runs: CheckRuns, workspace: Workspace) -> None:
 
 
 def find_baseline(image: Image, inputs: str, suite: str, workspace: Workspace) -> Baseline | None:
-    """The verified image of the same recipe and inputs that differs least, if it differs in Python files only."""
+    """The checked image of the same recipe and inputs that differs least, if it differs in Python files only."""
     found = [each for each in _candidates(image, suite, workspace) if each[1].inputs == inputs]
     baselines = [base for verified, runs in found if (base := _compared(verified, runs, image, workspace))]
     return min(baselines, key=lambda base: len(base.changed), default=None)
 
 
 def _candidates(image: Image, suite: str, workspace: Workspace) -> Iterable[tuple[VerifiedImage, CheckRuns]]:
-    """The verified images with a record of what their checks read."""
+    """The checked images with a record of what their checks read."""
     for path in sorted((workspace.root / "images" / "verified").glob("*.reads.json")):
         with suppress(OSError, BadRecord):
             content = path.name.removesuffix(".reads.json")

@@ -19,7 +19,7 @@ FORMAT = 1
 """Raised when the form of a lockfile changes; older lockfiles must then be created again."""
 
 FLASHINFER = "flashinfer-python"
-"""The distribution whose official wheel is replaced by the patched one."""
+"""The distribution whose upstream wheel is replaced by the patched one."""
 
 BASE_IMAGE_OPEN = "not locked: given at build time; the build record has its digest"
 
@@ -123,7 +123,7 @@ def constraints(recipe: Recipe, flashinfer: FlashInferRecipe) -> tuple[str, ...]
 
 
 def make_closure(platform: str, python: str, wheels: Sequence[LockedWheel], *, replaced: bool) -> Closure:
-    """The closure of an environment; with ``replaced``, without FlashInfer's official wheel."""
+    """The closure of an environment; with ``replaced``, without FlashInfer's upstream wheel."""
     installed = tuple(wheel for wheel in wheels if not (replaced and wheel.name == FLASHINFER))
     return Closure(platform, python, installed, digest_of(installed))
 

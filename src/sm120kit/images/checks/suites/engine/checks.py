@@ -53,7 +53,7 @@ def check_serve_command(expected):
 
 
 def check_compiles_at_run_time(expected):
-    """FlashInfer's JIT compiles, links and loads a module that was not compiled ahead."""
+    """FlashInfer's JIT compiles, links and loads a module that was not compiled ahead of time."""
     source = Path.home() / "sm120kit_probe.cu"
     source.write_text(PROBE)
     try:

@@ -1,4 +1,4 @@
-"""Checks of the patched FlashInfer and of its modules that were compiled ahead."""
+"""Checks of the patched FlashInfer and of its modules compiled ahead of time."""
 
 import ctypes
 import importlib
@@ -45,7 +45,7 @@ def check_driver(expected):
 
 
 def specs(expected):
-    """Yield FlashInfer's JIT specification of every module compiled ahead. From then on FlashInfer must not compile."""
+    """Yield FlashInfer's JIT specification of every module compiled ahead of time. From then on FlashInfer must not compile."""
     import torch
 
     if torch.version.cuda is None:  # a CPU build of torch: set what a CUDA build has and load its libraries
@@ -69,7 +69,7 @@ def check_compiled_ahead(expected):
     assert expected["allowed"]["tools"] or os.environ.get("FLASHINFER_DISABLE_JIT") == "1", "FLASHINFER_DISABLE_JIT is not set"
     names = []
     for spec in specs(expected):
-        assert spec.is_aot, f"{spec.name} would be compiled at first use: {spec.aot_path} is missing"
+        assert spec.is_aot, f"{spec.name} would be compiled on first use: {spec.aot_path} is missing"
         names.append(spec.name)
     assert sorted(names) == sorted(expected["modules"]), f"modules {names}, the label is {expected['modules']}"
     return {"compiled ahead": ", ".join(names)}

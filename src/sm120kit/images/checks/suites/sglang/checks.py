@@ -122,7 +122,7 @@ def check_uses_our_flashinfer(expected):
 def check_command(expected):
     """``sglang version`` prints the locked version, and the server's ``--help`` works."""
     version = run([str(Path(sys.prefix, "bin", "sglang")), "version"])
-    locked = expected["distributions"]["sglang"].partition("+")[0]  # a wheel that is packed again has the official version.py
+    locked = expected["distributions"]["sglang"].partition("+")[0]  # a wheel that is packed again has the upstream version.py
     assert version.returncode == 0 and locked in version.stdout.split(), f"not {locked}: {output_tail(version)}"
     help_text = run([*expected["serve"], "--help"])
     assert help_text.returncode == 0 and "--model-path" in help_text.stdout, output_tail(help_text)
@@ -266,7 +266,7 @@ def _b12x_calls(table, quant):
 
 
 def look_up(expected):
-    """What SGLang uses on SM120, and the FlashInfer modules that this requests, as name and whether compiled ahead.
+    """What SGLang uses on SM120, and the FlashInfer modules that this requests, as name and whether compiled ahead of time.
 
     Both by configuration. For a process of its own, in which torch reports an SM120 GPU from now on.
     """

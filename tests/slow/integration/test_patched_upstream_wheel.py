@@ -1,4 +1,4 @@
-"""A local patch of the official wheel of the current vLLM: 0.3 GB are fetched, and packed again in seconds."""
+"""A local patch of the upstream wheel of the current vLLM: 0.3 GB are fetched, and packed again in seconds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def patch_of(target: EngineTarget, text: str) -> bytes:
     return f"--- a/{PATH}\n+++ b/{PATH}\n@@ -1 +1,2 @@\n+# {text}\n {first}\n".encode()
 
 
-def test_python_of_the_official_wheel_is_patched(options: Options, tmp_path: Path) -> None:
+def test_python_of_the_upstream_wheel_is_patched(options: Options, tmp_path: Path) -> None:
     target = resolve("vllm-0.33.0", options).engine
     assert target is not None and target.engine_tree is None, "its series has no patch for this version"
     for text in ("first", "second"):
