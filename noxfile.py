@@ -14,7 +14,7 @@ LAB = ("-e", "src/sm12x_lab")
 """The laboratory, a distribution of its own."""
 INSTALLED_BY_CI = "docker,keyless"
 """Extras in CI jobs that build, check and publish images, see ci/install.sh."""
-GROUPS = ("engines", "integration", "containers", "compilers")
+GROUPS = ("engines", "integration", "containers", "compilers", "lab")
 """Groups of slow tests, ordered by their value for their time."""
 
 
@@ -51,6 +51,13 @@ def tests(session: nox.Session) -> None:
         # those with one long test last, on one core.
         session.run("pytest", "-n3", "--dist=loadfile", "--no-loadscope-reorder")
         types.result()
+
+
+@nox.session
+def lab(session: nox.Session) -> None:
+    """Tests of the laboratory, with its own requirements instead of this project's extras. Arguments go to pytest."""
+    session.install("-e", ".", "-e", "src/sm12x_lab[test]")
+    session.run("pytest", *(session.posargs or ["tests/lab"]))
 
 
 @nox.session

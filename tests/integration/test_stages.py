@@ -1,6 +1,6 @@
 """One small real case of each stage, on FlashInfer 0.6.6: series and wheel.
 
-All cases of a stage are in tests/slow; a tile of the host compiler is in test_tiles.py, an emulated one in test_emulate.py.
+All cases of a stage are in tests/slow; a tile of the host compiler is in test_tiles.py, an emulated one in tests/lab.
 """
 
 from __future__ import annotations

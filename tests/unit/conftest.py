@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +23,6 @@ def _only_registered_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         return real(argv, *args, **kwargs)
 
     monkeypatch.setattr("sm120kit.core.process.subprocess.Popen", guarded)
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_before() -> Iterator[None]:
-    """Restore the signal handlers that a command sets in this process."""
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for kind, handler in before.items():
-        signal.signal(kind, handler)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ HEADER = ".version 8.8\n.target sm_120a\n.address_size 64\n"
 NAMES = re.findall(r"^FUNCTION \w+ (\w+)\(", library.SOURCE.read_text(), re.MULTILINE)
 FUNCTIONS = library.SoftwareFunctions({name: f".func {name}();" for name in NAMES}, "9.0")
 EVERY = forms.all_forms()
-FATBIN = Path(__file__).parent / "data" / "cubin" / "lz4.fatbin"
+FATBIN = Path(__file__).parents[1] / "unit" / "data" / "cubin" / "lz4.fatbin"
 """One image, machine code for SM12x."""
 
 

@@ -22,7 +22,7 @@ from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import cubin
 
-SUPPORT = Path(__file__).parents[1] / "support"
+SUPPORT = Path(__file__).with_name("support")
 
 CODE = r"""
 extern "C" __global__ void kernel(unsigned short* out, float2 in) {

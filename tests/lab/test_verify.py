@@ -35,7 +35,7 @@ from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources import Origin
 from sm120kit.sources.run_options import Options
 
-RECORDED = Path(__file__).with_name("data") / "verify"
+RECORDED = Path(__file__).with_name("recorded")
 PASSED = (RECORDED / "passed.jsonl").read_text().splitlines()
 FAILED = (RECORDED / "failed.jsonl").read_text().splitlines()
 

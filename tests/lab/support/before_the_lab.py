@@ -12,7 +12,7 @@ import pytest
 from sm12x_lab import RECEIPTS
 from sm12x_lab.ptx import interposed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMIT = "7eb1c7a136449a0ebb625a7fb8a725ab606c74d4"
 """The last commit in which the laboratory was a part of ``sm120kit``."""
 BEFORE = "src/sm120kit/kernels"
