@@ -24,7 +24,7 @@ from sm120kit.core.errors import AlreadyExists, FetchFailed, NotFound, ResourceU
 from sm120kit.core.outside import parse_json
 from sm120kit.engines import parser
 from sm120kit.recipes import configurations, new_repository
-from sm120kit.serving import served_model
+from sm120kit.serving import fit
 from sm120kit.serving.flight_plan import FlightPlan
 
 ROOT = Path(__file__).parents[2]
@@ -254,7 +254,7 @@ def test_usage() -> None:
 def test_published_models_are_planned_and_printed(path: Path, hub: ModelHub, tmp_path: Path) -> None:
     """Under names that no configuration has, with shards of their size; the engine's parser accepts what is derived."""
     record = parse_json(path.read_bytes())
-    size = served_model.recorded_facts(record["repository"])
+    size = fit.recorded_model(record["repository"])
     name = f"me/{record['repository'].partition('/')[2]}"
     publish(hub, tmp_path, name, record["config"])
     hub.repositories[name]["model.safetensors"] = huge_shard(size.weight_bytes if size else 20 * 10**9)
@@ -283,4 +283,4 @@ def test_a_model_for_one_or_two_gpus_is_not_planned_for_more(hub: ModelHub, tmp_
     content = plan(name, "--gpu", "rtx-5090", "--gpus", "1")
     assert content["memory"]["fits"] is False and "300.0 GB" in content["memory"]["reason"]
     refused = failure("serve", name, "--print", "--gpu", "rtx-5090", "--gpus", "1")
-    assert isinstance(refused, ResourceUnavailable) and "do not fit" in refused.message
+    assert isinstance(refused, ResourceUnavailable) and "exceed" in refused.message

@@ -113,7 +113,7 @@ def test_rows_are_those_of_requests_with_their_drafts() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"hidden_size": "x"}', '{"hidden_size": 1e400}', '{"hidden_size": -1}'])
 def test_a_hidden_size_is_read_or_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(BadInput):
         allreduce.hidden_size(tmp_path)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(BadInput, match=r"config\.json"):

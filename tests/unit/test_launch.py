@@ -51,7 +51,7 @@ from sm120kit.serving import checkpoint
 from sm120kit.serving import resolve as resolving
 from sm120kit.serving.container import Mount
 from sm120kit.serving.kv_cache import KvCache, Vectors
-from sm120kit.serving.render import yaml
+from sm120kit.serving.render import written_yaml
 
 ROOT = Path(__file__).parents[2]
 FOUR, SPARK = "qwen3.5-397b-nvfp4-4x-rtx-pro-6000", "qwen3.5-122b-int4-1x-dgx-spark"
@@ -418,7 +418,7 @@ def test_yaml() -> None:
         "f:",
         "  g: {}",
     ]
-    assert yaml(value).splitlines() == lines
+    assert written_yaml(value).splitlines() == lines
 
 
 def check_fit(folder: Path, **changes: Any) -> serving.Fit:
@@ -463,8 +463,8 @@ def test_misfits_are_refused(model: Path) -> None:
         (ResourceUnavailable, "needs 4", {"devices": GPUS[:3]}),
         (ResourceUnavailable, "3 of 4 are free, others are used by sm120kit-a", {"taken": {1: "sm120kit-a"}}),
         (BadInput, "none of the 7 tensors", {"model": replace(facts, mtp=())}),
-        (ResourceUnavailable, "weights do not fit", {"model": replace(facts, weight_bytes=4 * 93_000_000_000)}),
-        (ResourceUnavailable, "one sequence", {"model": replace(facts, weight_bytes=4 * 92_350_000_000)}),
+        (ResourceUnavailable, "weights of 93.0 GB exceed", {"model": replace(facts, weight_bytes=4 * 93_000_000_000)}),
+        (ResourceUnavailable, "and one sequence has", {"model": replace(facts, weight_bytes=4 * 92_350_000_000)}),
         (Mismatch, "image of flashinfer-0.6.6", {"image": labelled({**labels, "sm120kit.recipe": "flashinfer-0.6.6"})}),
         (Mismatch, "labelled with no recipe", {"image": labelled({})}),
         (

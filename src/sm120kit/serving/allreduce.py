@@ -13,13 +13,15 @@ from packaging.version import Version
 from sm120kit.core import process
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissing
-from sm120kit.core.outside import parse_json, read_input_text
+from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import load_engine
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import docker_run, server_containers
+from sm120kit.serving.checkpoint import LocalFiles, language_config
 from sm120kit.serving.container import Mount, Service
+from sm120kit.serving.kv_layout import WIDTH_LIMIT
 
 DEFAULT = "nccl"
 """The all-reduce of an engine whose variables select no other."""
@@ -101,21 +103,12 @@ def hidden_size(model: Path) -> int:
     """The hidden size in a model folder's ``config.json``.
 
     Raises:
-        NotFound: there is no such file.
-        BadInput: it has none.
+        BadInput: there is no such file, or it has none.
     """
-    file = model / "config.json"
-    try:
-        config = parse_json(read_input_text(file))
-    except OSError as error:
-        raise NotFound(f"{file}: {error.strerror}", "name a model folder with --model") from error
-    except ValueError as error:
-        raise BadInput(f"{file}: {error}", "download the model again") from error
-    sections = (config, *(config.get(name) for name in ("text_config", "llm_config"))) if isinstance(config, dict) else ()
-    for section in sections:
-        if isinstance(section, dict) and isinstance(size := section.get("hidden_size"), int) and 0 < size < 1_000_000:
-            return size
-    raise BadInput(f"{file} states no hidden_size", "this model's all-reduces cannot be measured")
+    size = language_config(LocalFiles(model)).get("hidden_size")
+    if isinstance(size, int) and 0 < size < WIDTH_LIMIT:
+        return size
+    raise BadInput(f"{model}: config.json states no hidden_size", "this model's all-reduces cannot be measured")
 
 
 def measure(

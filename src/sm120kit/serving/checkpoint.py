@@ -169,6 +169,16 @@ def read_files(files: ModelFiles) -> Checkpoint:
         )
 
 
+def language_config(files: ModelFiles) -> dict[str, Any]:
+    """The part of a model's ``config.json`` for the language model.
+
+    Raises:
+        NotFound, BadInput: see :func:`read_files`.
+    """
+    with _form_required(files.source):
+        return language_model(_json(files, "config.json"))
+
+
 def described(config: dict[str, Any], source: str, weight_bytes: int) -> Checkpoint:
     """A model by its ``config.json``: no tensor is known, only the size of all.
 

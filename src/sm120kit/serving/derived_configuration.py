@@ -19,7 +19,7 @@ from sm120kit.images.backends import GPUS
 from sm120kit.recipes import EngineRecipe, configurations
 from sm120kit.recipes.configurations import Configuration, Hardware
 from sm120kit.serving.checkpoint import Checkpoint
-from sm120kit.serving.fit import Device, Fit, estimate
+from sm120kit.serving.fit import Fit, estimate, own_gpus
 
 PLANNED_GPUS = {
     "rtx-pro-6000": Hardware(gpu="RTX PRO 6000 Blackwell, 96 GB", gpus=1, memory_gb=96.0),
@@ -193,20 +193,17 @@ class _Draft:
     def room(self) -> int:
         """Tokens for one sequence, -1 if the weights do not fit, 0 if the KV cache is unknown or not even one token fits."""
         fit = self._fit(())
-        return -1 if overflows(fit) else min(fit.capacity_tokens or 0, fit.context or fit.capacity_tokens or 0)
+        return -1 if fit.overflows else min(fit.capacity_tokens or 0, fit.context or fit.capacity_tokens or 0)
 
     @property
     def is_roomy(self) -> bool:
         """Whether enough tokens fit, or the weights if the KV cache is unknown."""
         fit = self._fit(())
         least = min(fit.context or LEAST_CONTEXT, LEAST_CONTEXT)
-        return not overflows(fit) and (self.room >= least if fit.capacity_tokens is not None else not self.kv_type)
+        return not fit.overflows and (self.room >= least if fit.capacity_tokens is not None else not self.kv_type)
 
     def _fit(self, arguments: tuple[str, ...]) -> Fit:
-        configuration, memory = self._with(arguments), self.hardware.memory_gb
-        left = int(memory * 1e9 * (1 - RESERVE)) if memory else None
-        devices = tuple(Device(number, self.hardware.gpu, left) for number in range(self.hardware.gpus_per_node))
-        return estimate(configuration, self.model.facts, devices)
+        return estimate(self._with(arguments), self.model.facts, own_gpus(self.hardware, RESERVE))
 
     @property
     def configuration(self) -> Configuration:
@@ -286,11 +283,6 @@ class _Draft:
             yield f"no tool parser is known for model type {facts.model_type or 'unknown'}"
         if facts.remote_code:
             yield "Python code of the checkpoint (auto_map) is not run; if the engine needs it: -- --trust-remote-code"
-
-
-def overflows(fit: Fit) -> bool:
-    """Whether the weights exceed the memory for them."""
-    return fit.memory_bytes is not None and fit.weight_bytes >= fit.memory_bytes * fit.share
 
 
 def _slug(text: str) -> str:

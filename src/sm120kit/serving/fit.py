@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
 from sm120kit.core.outside import number, parse_json
 from sm120kit.images.backends import model_path, recorded_config
 from sm120kit.images.image_records import VerifiedImage
+from sm120kit.recipes import configurations
 from sm120kit.recipes.architectures import of_checkpoint
-from sm120kit.recipes.configurations import Configuration, Speculation
+from sm120kit.recipes.configurations import Configuration, Hardware, Speculation
 from sm120kit.serving.checkpoint import Checkpoint, described
 from sm120kit.serving.kv_cache import Split
 
@@ -62,6 +63,27 @@ class Fit:
             return None
         free = int((self.memory_bytes * self.share - self.weight_bytes) * self.kv_share) - self.kv_bytes_per_sequence
         return max(0, free) // self.kv_bytes_per_token
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the weights exceed the memory for them."""
+        return self.memory_bytes is not None and self.weight_bytes >= self.memory_bytes * self.share
+
+    @property
+    def verdict(self) -> tuple[bool | None, str]:
+        """Whether weights and one sequence of full length fit, None if that is not known; and why."""
+        if self.memory_bytes is None:
+            return None, "the memory of the GPUs is not known"
+        usable, weights = self.memory_bytes * self.share / 1e9, self.weight_bytes / 1e9
+        left = usable - weights
+        if self.overflows:
+            return False, f"weights of {weights:.1f} GB exceed the {usable:.1f} GB that the engine takes of each GPU"
+        if self.capacity_tokens is None:
+            return None, f"weights of {weights:.1f} GB leave {left:.1f} GB; the KV cache is unknown: {self.why_no_kv}"
+        room = f"{left:.1f} GB hold {self.capacity_tokens:,} tokens of KV cache"
+        if self.context and self.capacity_tokens < self.context:
+            return False, f"{room}, and one sequence has {self.context:,}"
+        return True, f"{room} beside weights of {weights:.1f} GB; activations and CUDA graphs are not counted"
 
     def lines(self) -> tuple[str, ...]:
         """Lines for the user."""
@@ -136,28 +158,23 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
     require_architecture(configuration, model)
     _require_mtp(configuration, model)
     fit = estimate(configuration, model, tuple(gpus))
-    if fit.memory_bytes is None:
-        return fit
-    lines = "\n".join(f"  {line}" for line in fit.lines())
-    if fit.weight_bytes >= fit.memory_bytes * fit.share:
-        raise ResourceUnavailable(
-            f"the weights do not fit:\n{lines}", "choose a smaller checkpoint, or a configuration for more GPUs"
-        )
-    if fit.capacity_tokens is not None and fit.context and fit.capacity_tokens < fit.context:
-        raise ResourceUnavailable(
-            f"one sequence of full length does not fit into the KV cache:\n{lines}",
-            "copy the configuration to a file and lower --max-model-len (vLLM) or --context-length (SGLang) in it",
-        )
+    fits, reason = fit.verdict
+    if fits is False:
+        lines = "\n".join(f"  {line}" for line in fit.lines())
+        lower = f"copy the configuration to a file and lower {configuration.served_by.options['context'][0]} in it"
+        hint = "choose a smaller checkpoint, or a configuration for more GPUs" if fit.overflows else lower
+        raise ResourceUnavailable(f"{configuration.name} does not fit: {reason}:\n{lines}", hint)
     return fit
 
 
-def recorded_model(repository: str, gigabytes: float) -> Checkpoint | None:
+def recorded_model(repository: str, gigabytes: float = 0) -> Checkpoint | None:
     """What recipes have on a model: the size of its weights, and ``config.json`` if that is recorded; None without a size.
 
-    ``gigabytes`` (10^9 bytes) is the size that a configuration states, 0 for that in the architectures.
+    ``gigabytes`` (10^9 bytes) is the size that a configuration states, 0 for what any other states, or the architectures.
     """
+    stated = (each.model for each in map(configurations.load, configurations.names()) if each.model.repository == repository)
     listed = of_checkpoint(repository)
-    size = gigabytes or (listed[1].gigabytes if listed else 0)
+    size = gigabytes or next((model.gigabytes for model in stated if model.gigabytes), listed[1].gigabytes if listed else 0)
     path = recorded_config(repository)
     config = parse_json(path.read_bytes())["config"] if path.is_file() else {}
     return described(config, f"{repository}, as recorded", int(size * 1e9)) if size else None
@@ -165,12 +182,16 @@ def recorded_model(repository: str, gigabytes: float) -> Checkpoint | None:
 
 def planned(configuration: Configuration) -> Fit | None:
     """Memory use of a configuration with its own checkpoint and GPUs, as they are recorded; None if their sizes are not."""
-    hardware = configuration.hardware
     model = recorded_model(configuration.model.repository, configuration.model.gigabytes or 0)
-    if model is None or not model.architectures or not hardware.memory_gb:
+    if model is None or not model.architectures or not configuration.hardware.memory_gb:
         return None
-    gpu = Device(0, hardware.gpu, int(hardware.memory_gb * 1e9))
-    return estimate(configuration, model, tuple(replace(gpu, number=number) for number in range(hardware.gpus_per_node)))
+    return estimate(configuration, model, own_gpus(configuration.hardware))
+
+
+def own_gpus(hardware: Hardware, reserve: float = 0.0) -> tuple[Device, ...]:
+    """The GPUs of a machine as a configuration states them, without a share of their memory."""
+    memory = int(hardware.memory_gb * 1e9 * (1 - reserve)) if hardware.memory_gb else None
+    return tuple(Device(number, hardware.gpu, memory) for number in range(hardware.gpus_per_node))
 
 
 def require_architecture(configuration: Configuration, model: Checkpoint) -> None:

@@ -19,9 +19,8 @@ from sm120kit.images import backends
 from sm120kit.recipes import configurations, load_engine, load_flashinfer
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
-from sm120kit.serving.derived_configuration import overflows
-from sm120kit.serving.fit import Device, Fit, estimate
-from sm120kit.serving.served_model import ModelToServe, recorded_facts
+from sm120kit.serving.fit import estimate, own_gpus, recorded_model
+from sm120kit.serving.served_model import ModelToServe
 
 SCHEMA_VERSION = 1
 """Increased by an incompatible change of ``plan --json``, whose schema is docs/plan.schema.json."""
@@ -171,10 +170,8 @@ def _model(configuration: Configuration, facts: Checkpoint | None, revision: str
 def _memory(configuration: Configuration, facts: Checkpoint | None) -> PlannedMemory:
     if facts is None:
         return PlannedMemory(None, "the size of the weights is not known", None, None, None, None, None, None)
-    hardware = configuration.hardware
-    size = int(hardware.memory_gb * 1e9) if hardware.memory_gb else None
-    fit = estimate(configuration, facts, tuple(Device(number, hardware.gpu, size) for number in range(hardware.gpus_per_node)))
-    fits, reason = _verdict(fit)
+    fit = estimate(configuration, facts, own_gpus(configuration.hardware))
+    fits, reason = fit.verdict
     return PlannedMemory(
         fits,
         reason,
@@ -185,21 +182,6 @@ def _memory(configuration: Configuration, facts: Checkpoint | None) -> PlannedMe
         fit.capacity_tokens,
         fit.context,
     )
-
-
-def _verdict(fit: Fit) -> tuple[bool | None, str]:
-    """Whether a server fits, as :func:`sm120kit.serving.check_fit` decides, and why."""
-    if fit.memory_bytes is None:
-        return None, "the memory of the GPUs is not known"
-    usable, weights = fit.memory_bytes * fit.share / 1e9, fit.weight_bytes / 1e9
-    if overflows(fit):
-        return False, f"weights of {weights:.1f} GB exceed the {usable:.1f} GB that the engine takes of each GPU"
-    if fit.capacity_tokens is None:
-        return None, f"weights of {weights:.1f} GB leave {usable - weights:.1f} GB; the KV cache is unknown: {fit.why_no_kv}"
-    room = f"{usable - weights:.1f} GB hold {fit.capacity_tokens:,} tokens of KV cache"
-    if fit.context and fit.capacity_tokens < fit.context:
-        return False, f"{room}, and one sequence has {fit.context:,}"
-    return True, f"{room} beside weights of {weights:.1f} GB; activations and CUDA graphs are not counted"
 
 
 def _backends(configuration: Configuration, facts: Checkpoint | None) -> PlannedBackends:
@@ -229,7 +211,7 @@ def _is_alike(configuration: Configuration, facts: Checkpoint, name: str, argv: 
     if any("backend" in option for option in (*given, *other)) or given.get(kv_type) != other.get(kv_type):
         return False
     with suppress(NotFound):  # of a configuration that is not there any more
-        known = recorded_facts(configurations.load(name).model.repository)
+        known = recorded_model(configurations.load(name).model.repository)
         return known is not None and (known.architectures, known.quantization) == (facts.architectures, facts.quantization)
     return False
 

@@ -142,10 +142,10 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
     Raises:
         ResourceUnavailable: another process listens on the port.
         ResourceUnavailable: another launched container has the GPUs, also one whose launcher was killed.
-        ServerFailed, ServerFailed: with the known errors in its log.
+        ServerFailed: with the known errors in its log.
         NoAnswer: see :func:`sm120kit.serving.answer.request`.
     """
-    service = _with_image(prepared, options)
+    service = _with_image(prepared, prepared.service, options.workspace, options.report)
     with ExitStack() as starting:
         starting.enter_context(host_turn(STARTS))
         prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options)
@@ -170,7 +170,7 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
     Raises:
         Sm120kitError: see :func:`run`.
     """
-    service = _with_image(prepared, options)
+    service = _with_image(prepared, prepared.service, options.workspace, options.report)
     with ExitStack() as starting:
         starting.enter_context(host_turn(STARTS))
         prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options, detached=True)
@@ -216,7 +216,7 @@ def _await_answer(prepared: PreparedLaunch, record: RunRecord, options: LaunchOp
     """Wait until the server in a detached container has answered a request.
 
     Raises:
-        ServerFailed, ServerFailed, NoAnswer: see :func:`run`.
+        ServerFailed, NoAnswer: see :func:`run`.
     """
     service = prepared.service
 
@@ -310,17 +310,19 @@ def _request(service: Service, configuration: Configuration, options: LaunchOpti
         options.on_answer(endpoint, answer.request(endpoint))
 
 
-def _with_image(prepared: PreparedLaunch, options: LaunchOptions) -> Service:
+def _with_image(
+    launch: PreparedLaunch | ResolvedLaunch, service: Service, workspace: Workspace, report: Callable[[str], None]
+) -> Service:
     """The container from an image that the daemon has: pulled from the registry, or loaded from the state directory.
 
     GPUs and port are required before that, as it takes long.
     """
-    service = _on_free_gpus(prepared, prepared.service)
-    assert prepared.image is not None
-    if prepared.published:
-        published.pull(prepared.published, prepared.source, options.workspace, DaemonTransport(Daemon(), options.report))
+    service = _on_free_gpus(launch, service)
+    assert launch.image is not None
+    if launch.published:
+        published.pull(launch.published, launch.source, workspace, DaemonTransport(Daemon(), report))
         return service
-    return replace(service, image=loaded(prepared.image, options.workspace))
+    return replace(service, image=loaded(launch.image, workspace))
 
 
 def idle_service(resolved: ResolvedLaunch, model: Path, workspace: Workspace) -> Service:
@@ -329,12 +331,7 @@ def idle_service(resolved: ResolvedLaunch, model: Path, workspace: Workspace) ->
     Raises:
         Sm120kitError: see :func:`run`.
     """
-    assert resolved.image is not None
-    service = _on_free_gpus(resolved, _service(resolved, model, workspace, planned=True))
-    if resolved.published:
-        published.pull(resolved.published, resolved.source, workspace, DaemonTransport(Daemon(), reporting.info))
-        return service
-    return replace(service, image=loaded(resolved.image, workspace))
+    return _with_image(resolved, _service(resolved, model, workspace, planned=True), workspace, reporting.info)
 
 
 def _service(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, planned: bool) -> Service:
@@ -464,7 +461,7 @@ def serve(
     return record.run
 
 
-def _failure(outcome: Outcome, log: Path) -> ServerFailed | ServerFailed:
+def _failure(outcome: Outcome, log: Path) -> ServerFailed:
     with log.open("rb") as stream:
         explained = log_rules.explain(stream, ended=outcome.ending is not Ending.NOT_HEALTHY)
     known = [match for match in explained.found if match.kind is not log_rules.Kind.HARMLESS]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import yaml
 
 from sm120kit.recipes.arguments import PORT
 from sm120kit.serving.container import Mount, Scratch, Service
@@ -78,7 +79,7 @@ def compose(service: Service) -> str:
         "stop_grace_period": f"{PATIENCE_SECONDS}s",
         "deploy": {"resources": {"reservations": {"devices": devices}}},
     }
-    return yaml({"services": {service.name: {key: value for key, value in container.items() if value not in ({}, [])}}})
+    return written_yaml({"services": {service.name: {key: value for key, value in container.items() if value not in ({}, [])}}})
 
 
 def kubernetes(service: Service) -> str:
@@ -113,7 +114,7 @@ def kubernetes(service: Service) -> str:
         "metadata": metadata,
         "spec": {"selector": label, "ports": [{"port": PORT, "targetPort": PORT}]},
     }
-    return "---\n".join(yaml(document) for document in (*([claim] if caches else []), deployment, network))
+    return "---\n".join(written_yaml(document) for document in (*([claim] if caches else []), deployment, network))
 
 
 def secret_name(service: Service) -> str:
@@ -190,31 +191,29 @@ def _pod(service: Service, models: Sequence[Mount], caches: Sequence[Mount]) -> 
     }
 
 
-def yaml(value: dict[str, Any]) -> str:
-    """Nested tables and lists as YAML. Strings other than plain words are quoted as in JSON, which is valid YAML."""
-    return "".join(f"{line}\n" for line in _lines(value))
+class _Yaml(yaml.SafeDumper):  # type: ignore[misc]
+    """Strings other than plain words are quoted: readers of YAML 1.2 take some for numbers that PyYAML writes plain."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
-def _lines(value: Any) -> Iterator[str]:
-    pairs = value.items() if isinstance(value, dict) else ((None, element) for element in value)
-    for key, element in pairs:
-        lead = "-" if key is None else f"{_scalar(key)}:"
-        if not isinstance(element, dict | list) or not element:
-            yield f"{lead} {_scalar(element)}"
-            continue
-        nested = _lines(element)
-        if key is None:
-            yield f"- {next(nested)}"
-        else:
-            yield lead
-        yield from (f"  {line}" for line in nested)
+def _string(dumper: _Yaml, text: str) -> yaml.ScalarNode:
+    tag = "tag:yaml.org,2002:str"
+    word = re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", text) and text.lower() not in ("y", "n")
+    plain = word and dumper.resolve(yaml.ScalarNode, text, (True, False)) == tag
+    return dumper.represent_scalar(tag, text, None if plain else '"')
 
 
-def _scalar(value: Any) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", value):
-        reserved = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
-        return json.dumps(value) if value.lower() in reserved else value
-    return json.dumps(value)
+_Yaml.add_representer(str, _string)
+
+
+def written_yaml(value: dict[str, Any]) -> str:
+    """Nested tables and lists as YAML."""
+    return str(yaml.dump(value, Dumper=_Yaml, sort_keys=False, width=1 << 20))
 
 
 def _literal(text: str) -> str:

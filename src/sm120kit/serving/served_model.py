@@ -206,7 +206,7 @@ def _on_hub(request: ServeRequest, planned: bool) -> ModelToServe:
     except (HubUnreachable, OfflineMiss) as error:
         if not planned:
             raise
-        return ModelToServe(configuration, facts=recorded_facts(request.target), unreached=error.message)
+        return ModelToServe(configuration, facts=recorded_model(request.target), unreached=error.message)
 
 
 def planned_model(request: ServeRequest, root: Path) -> ModelToServe:
@@ -241,13 +241,7 @@ def with_sizes(served: ModelToServe, revision: str, *, offline: bool, planned: b
     try:
         return replace(served, download=model_download.plan(served.configuration, revision, offline=offline))
     except (HubUnreachable, OfflineMiss) as error:
-        facts = recorded_facts(served.configuration.model.repository) if planned else None
+        facts = recorded_model(served.configuration.model.repository) if planned else None
         if facts is None:
             raise
         return replace(served, facts=facts, unreached=error.message)
-
-
-def recorded_facts(repository: str) -> Checkpoint | None:
-    """What the data of recipes has on a model, whose size any of its configurations may state."""
-    sized = (each.model for each in map(configurations.load, configurations.names()) if each.model.repository == repository)
-    return recorded_model(repository, next((model.gigabytes for model in sized if model.gigabytes), 0))
