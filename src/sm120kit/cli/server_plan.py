@@ -46,7 +46,7 @@ class PlannedServer:
 
 
 def plan(config: ServeTarget, arguments: ServerArguments = None, *, server: PlannedServer, json: Json = False) -> None:
-    """Print memory, download, engine and command of a model, before anything is downloaded.
+    """Print what a model needs and how it would be served.
 
     Downloads nothing. Whether it fits, the engine with its arguments and back-ends, what compiles on first use, the download,
     the expected rate and the command. Reads config.json and the headers of the shards; without the Hub it prints what is not
