@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sm120kit.recipes.configurations import Configuration, Reference
 
 ROOT = Path(__file__).parents[1]
 HARDWARE = {"rtx-5090": "RTX 5090", "rtx-pro-6000": "RTX PRO 6000", "dgx-spark": "DGX Spark"}
+COUNTS = {1: "One", 2: "Two", 4: "Four", 8: "Eight"}
 DOUBTED = ("withdrawn", "not-found")
 
 
@@ -65,25 +67,29 @@ def _short(name: str) -> str:
     return name.removeprefix("sm120kit.")
 
 
-def models() -> str:
-    """A section for each kind and number of GPUs, with its configurations."""
-    sections: dict[tuple[str, int], list[Configuration]] = {}
-    for configuration in map(configurations.load, configurations.names()):
-        sections.setdefault(_hardware(configuration), []).append(configuration)
-    order = sorted(sections, key=lambda key: ([*HARDWARE.values()].index(key[0]), key[1]))
-    return "\n".join("".join(_section(*key, sections[key])) for key in order)
-
-
-def _hardware(configuration: Configuration) -> tuple[str, int]:
-    kind = next(kind for kind in HARDWARE if f"x-{kind}" in configuration.name)
-    return HARDWARE[kind], configuration.hardware.gpus
+def models(kind: str) -> str:
+    """A section for each number of GPUs of a kind, with its configurations; historical ones are named in a last line."""
+    found = [one for one in map(configurations.load, configurations.names()) if f"x-{kind}" in one.name]
+    sections: dict[int, list[Configuration]] = {}
+    for configuration in found:
+        if not configuration.historical:
+            sections.setdefault(configuration.hardware.gpus, []).append(configuration)
+    text = "\n".join("".join(_section(HARDWARE[kind], *section)) for section in sorted(sections.items()))
+    old = [f"`{configuration.name}`" for configuration in found if configuration.historical]
+    return f"{text}\nFor older engines, with their published figures: {', '.join(old)}.\n" if old else text
 
 
 def _section(kind: str, gpus: int, found: list[Configuration]) -> Iterator[str]:
-    yield f"## I have {'one' if gpus == 1 else f'{gpus} x'} {kind}\n\n"
-    yield "| configuration | engine | published, tok/s | expected, tok/s |\n|---|---|---|---|\n"
+    yield f"## {COUNTS[gpus]} {kind}\n\n```\nsm120kit serve {found[0].name}\n```\n\n"
+    yield "| model | configuration | published, tok/s | expected, tok/s |\n|---|---|---|---|\n"
     for one in found:
-        yield f"| `{one.name}` | {one.engine} | {_published(one)} | {_expected(one)} |\n"
+        yield f"| {_model(one)} | `{one.name}` | {_published(one)} | {_expected(one)} |\n"
+
+
+def _model(configuration: Configuration) -> str:
+    """The checkpoint, without the organization, and its size."""
+    size = f", {configuration.model.gigabytes:.0f} GB" if configuration.model.gigabytes else ""
+    return configuration.model.repository.rpartition("/")[2] + size
 
 
 def _figure(configuration: Configuration) -> Reference | None:
@@ -93,18 +99,29 @@ def _figure(configuration: Configuration) -> Reference | None:
 
 
 def _published(configuration: Configuration) -> str:
-    """A figure and its concurrency; ``*`` if it was measured with what the configuration lacks."""
+    """A figure, its concurrency and source; ``*`` if it was measured with what the configuration lacks."""
     figure = _figure(configuration)
     if figure is None:
         return "none"
     value = f"{figure.value:g}-{figure.highest:g}" if figure.highest else f"{figure.value:g}"
     concurrency = f" at concurrency {figure.concurrency}" if figure.concurrency > 1 else ""
     claim = f", {figure.reproducibility}" if figure.reproducibility in DOUBTED else ""
-    return f"{value}{concurrency}{claim}{' *' if figure.differs else ''}"
+    return f"{value}{concurrency}{claim}{' *' if figure.differs else ''}{_source(figure.source)}"
+
+
+def _source(text: str) -> str:
+    """A link to the repository or site that a source begins with, at the named commit and file."""
+    found = re.match(r"(?:github\.com/([\w.-]+/[\w.-]+)(?:@(\w+)(?: ([^\s,;]+\.\w+))?)?|([\w-]+\.[\w.-]+))(/[^\s,;]+)?", text)
+    if found is None:
+        return ""
+    project, commit, file, site, path = found.groups("")
+    address = f"github.com/{project}" if project else site
+    below = f"/{'blob' if file else 'tree'}/{commit}{'/' * bool(file)}{file}" if commit else path
+    return f" ([{project or site}](https://{address}{below}))"
 
 
 def _expected(configuration: Configuration) -> str:
-    """The expected rate at that concurrency; with drafts, for no accepted draft to all."""
+    """The expected rate at that concurrency; with drafts, at acceptance rates 0 to 1."""
     gpus = (configuration.hardware.gpu,) * configuration.hardware.gpus
     cases = expected_cases(configuration, (), RooflineInputs(gpus=gpus))
     figure = _figure(configuration)
@@ -118,7 +135,7 @@ def _expected(configuration: Configuration) -> str:
 
 BLOCKS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "docs/architecture.md": ("imports", drawn_imports),
-    "docs/models.md": ("configurations", models),
+    **{f"docs/{kind}.md": ("configurations", partial(models, kind)) for kind in HARDWARE},
 }
 """Pages with the name of their block and the function that makes it."""
 
