@@ -164,13 +164,14 @@ class TestPageBlocks:
         assert done.returncode == 0, done.stderr
 
     def test_another_page_is_named_and_written_again(self, tmp_path: Path) -> None:
-        for name in ("ci/page_blocks.py", "docs/architecture.md", "docs/models.md"):
+        pages = (f"docs/{name}.md" for name in ("architecture", "rtx-5090", "rtx-pro-6000", "dgx-spark"))
+        for name in ("ci/page_blocks.py", *pages):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(ROOT / name, tmp_path / name)
-        page, right = tmp_path / "docs" / "models.md", (ROOT / "docs" / "models.md").read_text()
-        page.write_text(right.replace("| `kimi-k2.5-8x-rtx-pro-6000`", "| `kimi`"))
+        page, right = tmp_path / "docs" / "rtx-5090.md", (ROOT / "docs" / "rtx-5090.md").read_text()
+        page.write_text(right.replace("`gpt-oss-20b-1x-rtx-5090`", "`gpt`"))
         done = self.run(tmp_path / "ci" / "page_blocks.py", "--check")
-        assert done.returncode == 1 and "docs/models.md" in done.stderr and "architecture" not in done.stderr
+        assert done.returncode == 1 and "docs/rtx-5090.md" in done.stderr and "architecture" not in done.stderr
         assert self.run(tmp_path / "ci" / "page_blocks.py").returncode == 0 and page.read_text() == right
 
 
@@ -227,12 +228,12 @@ class TestSite:
 
     def test_broken_links_and_navigation_are_reported(self, repository: Path) -> None:
         (repository / "docs" / "extra.md").write_text("# Extra\n\n![a picture](nowhere.png)\n")
-        (repository / "docs" / "kld.md").unlink()
+        (repository / "docs" / "cache.md").unlink()
         done = self.collect(repository)
         assert done.returncode == 1
         assert "docs/extra.md:3: there is no file nowhere.png" in done.stderr
         assert "mkdocs.yml: nav lacks extra.md" in done.stderr
-        assert "mkdocs.yml: nav lists kld.md, which does not exist" in done.stderr
+        assert "mkdocs.yml: nav lists cache.md, which does not exist" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["vllm-expert-scales", "b12x-moe-race", "flashinfer-b12x-micro-race"])

@@ -59,9 +59,7 @@ class BuildOptions:
 
     from_source: Annotated[
         bool,
-        typer.Option(
-            "--from-source", help="For an engine: also compile the modules that its recipe lists, see docs/from-source.md."
-        ),
+        typer.Option("--from-source", help="For an engine: also compile the modules that its recipe lists, see docs/build.md."),
     ] = False
     to: Annotated[
         str | None, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack (the wheel).")

@@ -18,7 +18,7 @@ from sm120kit.probes.same_distributions import agreement, difference, problem
 WINDOWS = 4
 LISTED = 20
 MOST_MEAN_NATS = 0.5
-"""A mean divergence from a reference with other weights, as of BF16 from NVFP4, is less (docs/measurements/kld.md)."""
+"""A mean divergence from a reference with other weights, as of BF16 from NVFP4, is less (docs/verify-server.md)."""
 
 
 def ask_server(session: ProbeSession) -> None:

@@ -15,7 +15,7 @@ from sm120kit.probes.probe_records import AnsweredToken, CannotBeJudged, Recorde
 from sm120kit.probes.recorded_answer import REPLACEMENT
 
 MEAN_NATS = 0.05
-"""A server's mean divergence from itself. Good quantization changes the weights and stays below it (docs/kld.md)."""
+"""A server's mean divergence from itself. Good quantization changes the weights and stays below it (docs/verify-server.md)."""
 FAR_NATS, MOST_FAR = 0.25, 1
 """A divergence that rounding causes at this many positions at most: where two experts are about equally likely (measured:
 one of 128 positions, 1.4 nats, of a BF16 mixture of 8 experts with random weights)."""

@@ -62,7 +62,7 @@ LAUNCHES = {
     "dynamic, 2048 tokens": ("MoEDynamicKernel", "64x128x128", 2, 74_752),
     "dynamic, 4096 tokens": ("MoEGatedDynamicKernel", "128x128x128", 3, 101_376),
 }
-"""Class, tile, stages and dynamic shared memory of each call's first launch, as in ``docs/measurements/shared-memory.md``."""
+"""Class, tile, stages and dynamic shared memory of each call's first launch, as in ``docs/measurements/backends.md``."""
 MICRO = [name for name in CALLS if name.startswith("micro")]
 STATIC = {"static": 64, "static, top 1": 128}
 """The rows of their tiles."""
