@@ -27,7 +27,7 @@ class Expression:
     def of(cls, texts: str, pattern: bytes = b"") -> Expression:
         """An expression regardless of case, or one of ``texts``, which are separated by ``|``, at the start of a word."""
         words = texts.encode().split(b"|")
-        return cls(frozenset(words), re.compile(pattern or rb"\b(?:%s)" % b"|".join(map(re.escape, words)), re.IGNORECASE))
+        return cls(frozenset(words), re.compile(pattern or rb"(?<![a-z0-9])(?:%s)" % b"|".join(map(re.escape, words)), re.IGNORECASE))
 
     def search(self, line: bytes, found: Set[bytes]) -> re.Match[bytes] | None:
         """The first match in a line that has the strings ``found``."""
