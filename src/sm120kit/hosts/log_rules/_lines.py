@@ -27,7 +27,8 @@ class Expression:
     def of(cls, texts: str, pattern: bytes = b"") -> Expression:
         """An expression regardless of case, or one of ``texts``, which are separated by ``|``, at the start of a word."""
         words = texts.encode().split(b"|")
-        return cls(frozenset(words), re.compile(pattern or rb"(?<![a-z0-9])(?:%s)" % b"|".join(map(re.escape, words)), re.IGNORECASE))
+        pattern = pattern or rb"(?<![a-z0-9])(?:%s)" % b"|".join(map(re.escape, words))
+        return cls(frozenset(words), re.compile(pattern, re.IGNORECASE))
 
     def search(self, line: bytes, found: Set[bytes]) -> re.Match[bytes] | None:
         """The first match in a line that has the strings ``found``."""
