@@ -97,6 +97,7 @@ def rules() -> tuple[Rule, ...]:
 
 
 def _rule(table: Mapping[str, Any]) -> Rule:
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    fixes = tuple(Remedy(**fix) for fix in table["fixes"])
-    return Rule(**{**fields, "fixes": fixes, "kind": Kind(table.get("kind", Kind.FAILURE))})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    fields["fixes"] = tuple(Remedy(**fix) for fix in table["fixes"])
+    fields["kind"] = Kind(table.get("kind", Kind.FAILURE))
+    return Rule(**fields)
