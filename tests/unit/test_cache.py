@@ -109,7 +109,7 @@ def test_pins_and_locks_reference_downloads_and_checkouts(workspace: Workspace) 
     for name in (sources.checkout_name(RECIPE.pin), "flashinfer-0.0.1-0123456789abcdef"):
         fill(workspace.checkouts / name)
     unpacked = locked_toolchain.unpacked_names(LOCK)
-    assert len(unpacked) == 4, "compilers and tvm-ffi for two machines"
+    assert len(unpacked) == 6, "compilers, libraries and tvm-ffi for two machines"
     for name in (*unpacked, ABSENT):
         fill(workspace.cache / "toolchains" / name)
     assert unreferenced(workspace) == {

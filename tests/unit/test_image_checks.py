@@ -202,23 +202,6 @@ def test_checks_that_start_programs_run_beside_the_others(tmp_path: Path, ends: 
         assert done.returncode == 0 and done.stderr == "small/program: oops\n"
 
 
-def test_runner_runs_static_checks_only_in_an_image_for_another_machine(tmp_path: Path) -> None:
-    for name in ("run.py", "driver_stub.py", "recorder.py"):
-        (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
-    (tmp_path / "small").mkdir()
-    suite = "import sys\nSTATIC = ('prefix',)\ndef check_prefix(expected): return {'prefix': sys.prefix}\n"
-    (tmp_path / "small" / "checks.py").write_text(suite + "def check_code(expected): sys.exit(1)\n")
-    (tmp_path / "expected.json").write_text(json.dumps({"foreign": "linux/arm64"}))
-    argv = [sys.executable, "-B", "run.py", "expected.json", "small"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
-    prefix, code = map(json.loads, done.stdout.splitlines())
-    assert (prefix["verdict"], prefix["facts"]) == ("passed", {"prefix": "/opt/venv"}), done.stderr
-    assert (code["verdict"], code["detail"]) == ("not run", "runs code of the image, which is for linux/arm64")
-
-
-# base
-
-
 @pytest.fixture
 def tree(load: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
     """The base suite on a small Python environment with a single distribution."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -92,16 +91,24 @@ def test_wheel_without_modules_follows_from_its_tree() -> None:
     assert before == again != after
 
 
-@pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine can compile them")
 @pytest.mark.parametrize(
-    ("change", "refused"),
-    [({}, True), ({"group": "quick"}, True), ({"group": "none"}, False), ({"group": "none", "from_source": True}, True)],
+    ("own", "name", "change", "refused"),
+    [
+        ("x86_64", "vllm-0.33.0-spark", {}, False),
+        ("x86_64", "vllm-0.33.0-spark", {"group": "none", "from_source": True}, True),
+        ("aarch64", "vllm-0.33.0-spark", {"from_source": True}, False),
+        ("aarch64", "vllm-0.33.0", {}, True),
+        ("aarch64", "vllm-0.33.0", {"group": "none"}, False),
+    ],
 )
-def test_kernels_are_compiled_on_machines_of_their_architecture(change: dict[str, Any], refused: bool) -> None:
-    recipe = recipes.load_engine("vllm-0.33.0-spark")
+def test_kernels_for_another_machine_are_compiled_where_a_compiler_for_it_is_locked(
+    own: str, name: str, change: dict[str, Any], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: own)
+    recipe = recipes.load_engine(name)
     request = BuildRequest(**{"stage": Stage.PACK, **change})
-    with pytest.raises(RequirementMissing, match="compiled natively on aarch64") if refused else nullcontext():
-        image_wheels.require_native(recipe, request)
+    with pytest.raises(RequirementMissing, match=recipe.machine) if refused else nullcontext():
+        image_wheels.require_compilable(recipe, request)
 
 
 def test_left_out_entries_have_reasons() -> None:
@@ -121,6 +128,7 @@ def test_packed_modules_and_samples() -> None:
 def test_digest_depends_on_inputs_only() -> None:
     digest = make_plan().digest
     assert make_plan(tools=replace(TOOLS, cuda_home=Path("/other"))).digest == digest
+    assert make_plan(tools=replace(TOOLS, machine="riscv64")).digest != digest
     assert make_plan(measured_cost=lambda unit: (1, 1.0)).digest == digest
     assert make_plan(tree=replace(TREE, tree="e" * 40)).digest != digest
     assert make_plan(tools=replace(TOOLS, nvcc_version="13.1")).digest != digest

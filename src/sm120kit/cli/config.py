@@ -38,7 +38,7 @@ def list_(json: Json = False) -> None:
 def show(name: ConfigName, json: Json = False) -> None:
     """Show a configuration and its published figures."""
     from sm120kit.bench import reproduce
-    from sm120kit.recipes import ablations, configurations, known_defects
+    from sm120kit.recipes import ablations, configurations
     from sm120kit.serving import fit
 
     config = configurations.load(name)
@@ -67,9 +67,6 @@ def show(name: ConfigName, json: Json = False) -> None:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
     rows += [("deviation", f"{change.field}: {change.reason}") for change in config.deviations]
     rows += [(f"ablation: {each.name}", f"{each.text}: {each.effect}; {each.source}") for each in ablations.of(config)]
-    if recorded := fit.recorded_model(model.repository, model.gigabytes or 0):
-        defects = known_defects.of(config, recorded.model_type, recorded.quantization + model.quantization)
-        rows += [("known defect", each.text) for each in defects]
     rows += [("excluded", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in config.known_bad]
     console.table(("field", "value"), rows)
     if not config.reference:

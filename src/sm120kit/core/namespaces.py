@@ -10,7 +10,7 @@ a JSON object with the keys
                             and ``write``, and ``["link", path, target]``; with a ``/tmp`` of its own, and without ``/sys``
 ``root``                    an empty directory, the mount point
 ``writable``                directories to mount writable, by their absolute paths in the root file system
-``readable``                directories to mount read-only, by their paths as well
+``emulator``                a statically linked program of this system that runs those for another ``machine``
 ``uid``, ``gid``            ids of the program: those that this user and its files have in a user namespace
 ``argv``, ``env``, ``cwd``  the program, to which the ARGUMENTs are appended; without both, everything is set up, and nothing
                             is run. Without ``env`` and ``cwd``, those of this process. Where there is no ``cwd``: ``/tmp``
@@ -50,6 +50,8 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR = 442
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
+_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+
 DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,18 +60,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main(request: dict[str, Any]) -> int:
     """Set up the namespaces, run the program as a child, and return its exit code."""
     _call("prctl", _libc.prctl, _SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    own_uid, own_gid = os.geteuid(), os.getegid()
-    _call("unshare", _libc.unshare, _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS)
+    if request.get("emulator"):
+        _register(request["emulator"], request["machine"], request["root"])
+    _unshare(_NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS, request["uid"], request["gid"])
     with contextlib.suppress(OSError):  # a kernel without namespaces of control groups
         _call("unshare", _libc.unshare, _NEWCGROUP)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{request['uid']} {own_uid} 1"),
-        ("gid_map", f"{request['gid']} {own_gid} 1"),
-    ):
-        Path("/proc/self", name).write_text(text)
     # The child is process 1 of the namespace, and runs the program as its own child: process 1 ignores signals.
     return _exit_code(_fork(lambda: _init(request)))
+
+
+def _unshare(namespaces: int, uid: int, gid: int) -> None:
+    """Move into new namespaces, in which this user has the given ids."""
+    own_uid, own_gid = os.geteuid(), os.getegid()
+    _call("unshare", _libc.unshare, namespaces)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {own_uid} 1"), ("gid_map", f"{gid} {own_gid} 1")):
+        Path("/proc/self", name).write_text(text)
 
 
 def _init(request: dict[str, Any]) -> int:
@@ -106,9 +111,6 @@ def _mount_root(request: dict[str, Any]) -> None:
     for path, source in request.get("writable", {}).items():
         _mount(source, root + path, None, _BIND)
         _restrict(root + path, _NOSUID | _NODEV)
-    for path, source in request.get("readable", {}).items():
-        _mount(source, root + path, None, _BIND)
-        _restrict(root + path, _RDONLY | _NOSUID | _NODEV)
 
 
 def _mount_paths(root: str, paths: list[list[str]]) -> None:
@@ -159,6 +161,21 @@ def _mount_system_files(root: str) -> None:
     """Mount ``/sys``, of which control groups could be this user's and writable."""
     _mount("/sys", f"{root}/sys", None, _BIND | _REC)
     _make_read_only(f"{root}/sys")
+
+
+def _register(emulator: str, machine: str, point: str) -> None:
+    """Let the kernel start programs of a machine by an emulator, in a new user namespace and those in it: Linux 6.7 and newer.
+
+    Only root of a namespace may register one. The kernel opens the emulator now (F): it need not exist below another root.
+    """
+    _unshare(_NEWUSER | _NEWNS, 0, 0)
+    _mount("none", "/", None, _REC | _PRIVATE)
+    _mount("binfmt_misc", point, "binfmt_misc", _NOSUID | _NODEV | _NOEXEC)
+    header = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HH", 2, _ELF_MACHINES[machine])
+    mask = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe\xff\xff\xff"  # any ABI; programs and position-independent ones
+    magic, bits = ("".join(f"\\x{byte:02x}" for byte in text) for text in (header, mask))
+    separator = "\x1e"  # a path may contain any other
+    Path(point, "register").write_text(separator.join(["", machine, "M", "", magic, bits, emulator, "F"]))
 
 
 def _restrict(path: str, flags: int) -> None:

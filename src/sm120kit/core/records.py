@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, is_dataclass
+import platform
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,19 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers of a build. ``cuda_home`` contains ``bin/nvcc`` and ``include``."""
+    """The compilers of a build. ``cuda_home`` contains ``bin/nvcc`` and ``include``.
+
+    The host compiler's code is for ``machine`` (``x86_64``, ``aarch64``). If that is another than this one, ``libraries`` is
+    the directory with CUDA's libraries for it, and ``emulator`` the command that runs its programs.
+    """
 
     cuda_home: Path
     nvcc_version: str
     host_compiler: str
     host_version: str
+    machine: str = field(default_factory=platform.machine)
+    libraries: Path | None = None
+    emulator: tuple[str, ...] = ()
 
 
 def json_text(value: object, *, sort_keys: bool = False) -> str:

@@ -21,6 +21,7 @@ from sm120kit.images.image_records import Image, ImageContext
 from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import arguments, bases
 from sm120kit.recipes.added_files import read_added
+from sm120kit.recipes.cross_tools import cross_tools
 from sm120kit.recipes.recipe_records import Closure
 from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.sources.run_options import Options
@@ -71,10 +72,10 @@ def complete(base: str, recipe: recipes.Recipe) -> str:
     if not base:
         raise NotFound(
             f"no base: neither {recipe.name} nor --base names one",
-            f"--base {'|'.join(bases.names())}, or an image as name@sha256:<digest> or id; without an"
+            f"--base {'|'.join(bases.of_images())}, or an image as name@sha256:<digest> or id; without an"
             f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
         )
-    if base not in bases.names():
+    if base not in bases.of_images():
         contexts.require_pinned(base)
     return base
 
@@ -83,7 +84,7 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
     """Complete a base, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
 
     ``compiling_bytes`` is the disk space for what is compiled for it. Base and wheels are fetched, the base is assembled,
-    programs can run in that for this machine, and there is disk space for the image.
+    its programs can run here, and there is disk space for the image.
 
     Raises:
         NotFound: see :func:`complete`; or neither daemon nor registry has the base.
@@ -95,17 +96,17 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
     """
     base = complete(base, recipe)
     foreign = _machine(closure) != platform.machine()
-    if foreign and base not in bases.names():
+    if foreign and base not in bases.of_images():
         raise RequirementMissing(
             f"{recipe.name} is for {_machine(closure)}, and this machine, {platform.machine()}, runs no program of its image",
-            f"--base {'|'.join(bases.names())} runs none",
+            f"--base {'|'.join(bases.of_images())} runs none",
         )
     if foreign and recipe.b12x:
         raise RequirementMissing(
             f"{recipe.name} compiles kernels of b12x in its image; this machine, {platform.machine()}, runs no program of it",
             f"build it on a machine for {_machine(closure)}",
         )
-    if base not in bases.names():
+    if base not in bases.of_images():
         from sm120kit.images import existing_base
 
         existing_base.require_available(base, LocalImages(options.workspace).layout)
@@ -118,10 +119,10 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
 def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
     labels = {f"{contexts.LABEL}recipe": recipe.name, **contexts.exceptions(recipe)}
     workspace, store, wheels = options.workspace, LocalImages(options.workspace), closure.wheels
-    if base in bases.names():
-        # Programs of an image for another machine do not run here; its checks run with this machine's base.
-        base_layers.debian_image(base, _machine(closure), options)
-        store.require_runtime(base_layers.debian_image(base, platform.machine(), options)[1].partition("@")[2])
+    if base in bases.of_images():
+        if _machine(closure) != platform.machine():
+            cross_tools(_machine(closure), options)
+        store.require_runtime(base_layers.debian_image(base, _machine(closure), options)[1].partition("@")[2])
     else:
         from sm120kit.images import existing_base
 
@@ -147,7 +148,7 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     The sizes of wheels are those that their index states. Layers of wheels that are fetched are counted exactly, later.
     """
     workspace = options.workspace
-    machines = {_machine(closure), platform.machine()} if base in bases.names() else ()
+    machines = {_machine(closure), platform.machine()} if base in bases.of_images() else ()
     absent = [machine for machine in machines if not base_layers.is_assembled(bases.load(base), machine, workspace)]
     packages = sum(package.size for machine in absent for package in bases.read_lock(base, machine))
     wheels = sum(sources.sizes(sources.unfetched(closure.wheels, workspace), workspace, options.origin).values())
@@ -163,7 +164,7 @@ def _machine(closure: Closure) -> str:
 @contextmanager
 def _opened_base(name: str, machine: str, options: Options) -> Iterator[tuple[assembly.ImageBase, str]]:
     """A base as :func:`sm120kit.images.assembly.assemble` takes it, and its reference, while the block runs."""
-    if name in bases.names():
+    if name in bases.of_images():
         yield base_layers.debian_image(name, machine, options)
         return
     from sm120kit.images import existing_base

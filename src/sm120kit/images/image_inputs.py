@@ -265,8 +265,8 @@ def require_pinned(base: str) -> None:
     if not (base.startswith("sha256:") or "@sha256:" in base) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
         raise NotFound(
             f"the base {base!r} is not given by digest",
-            f"one of {', '.join(bases.names())}, name@sha256:<64 digits>, or the id of a local image as `docker image inspect "
-            "--format {{.Id}} NAME` prints it",
+            f"one of {', '.join(bases.of_images())}, name@sha256:<64 digits>, or the id of a local image as `docker image "
+            "inspect --format {{.Id}} NAME` prints it",
         )
 
 

@@ -12,14 +12,11 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import NotVerified, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import backends, checks
-from sm120kit.images import base as base_layers
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images.image_records import Image
-from sm120kit.images.local_images import LocalImages
 from sm120kit.images.stores import EveryStore
-from sm120kit.recipes import architectures, arguments, bases, configurations
+from sm120kit.recipes import architectures, arguments, configurations
 from sm120kit.sources.debian import ARCHITECTURES
-from sm120kit.sources.run_options import Options
 from sm120kit.wheels.pack import local_version
 
 LEFT_OUT = {
@@ -57,26 +54,23 @@ def verify(
     """
     store = EveryStore(workspace)
     image = store.find(reference)
+    if store.layout.inspect(image.id) is None:
+        _require_runs_here(image)
     requirements = replace(expected(image), read_all=read_all)
-    native = _native_checks(image, workspace) if requirements.foreign else None
-    return checks.verify(image, image.canonical_name, requirements, store, workspace, report, native)
+    return checks.verify(image, image.canonical_name, requirements, store, workspace, report)
 
 
-def _native_checks(image: Image, workspace: Workspace) -> checks.RunChecks:
-    """What runs the checks of an image for another machine: the Python of the same base for this machine.
+def _require_runs_here(image: Image) -> None:
+    """Require that an image of the daemon is for this machine.
 
     Raises:
-        RequirementMissing: the image is not in the state directory, or its base is none of ``recipes/bases/``.
-        FetchFailed and others: the base cannot be fetched.
+        RequirementMissing: it is for another one.
     """
-    store, name = LocalImages(workspace), image.labels.get("org.opencontainers.image.base.name", "")
-    if store.inspect(image.id) is None or name not in bases.names():
+    if image.platform != f"linux/{ARCHITECTURES[platform.machine()]}":
         raise RequirementMissing(
-            f"{image.id} is for {image.platform}, and this machine, {platform.machine()}, does not run its checks",
-            f"verify it on a machine for {image.platform}",
+            f"{image.id} is for {image.platform}, and the daemon of this machine, {platform.machine()}, does not run it",
+            "verify it where it was built, or on a machine of its architecture",
         )
-    base = base_layers.debian_image(name, platform.machine(), Options(workspace))[1].partition("@")[2]
-    return lambda argv, files: store.run_native(image.id, base, argv, files)
 
 
 def expected(image: Image) -> checks.ExpectedImage:
@@ -108,8 +102,6 @@ def expected(image: Image) -> checks.ExpectedImage:
     wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
     served, recorded = _configurations(recipe), backends.load(recipe.name)
     exceptions = contexts.exceptions(recipe)  # not the labels: an image does not exempt its own files
-    architecture = image.platform.split("/")[1]
-    machine = next((key for key, value in ARCHITECTURES.items() if value == architecture), architecture)
     return checks.ExpectedImage(
         kind=labels["kind"],
         recipe=flashinfer.name,
@@ -135,8 +127,6 @@ def expected(image: Image) -> checks.ExpectedImage:
         served={configuration.name: _served(configuration, recorded) for configuration in served},
         backends=backends.expected(recipe.name, served),
         b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
-        foreign="" if machine == platform.machine() else image.platform,
-        machine=machine,
     )
 
 

@@ -8,12 +8,16 @@ depends on what this system permits:
 ``bubblewrap``  where only ``bwrap`` may create user namespaces (AppArmor). It has no overlayfs (0.8): all files of the image
                 become hard links and are removed afterwards, a minute for vLLM 0.33.0 on a busy machine, so that it is the last
 
+Programs of an image for another machine are run by an emulator (:mod:`sm120kit.recipes.cross_tools`), which the first way
+registers for its namespace only: Linux 6.7 or newer.
+
 The kernel's overlayfs combines the layers. Where it refuses, or a layer removes files of a lower one, they are hard links.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,13 +32,15 @@ from sm120kit.images import rootfs
 from sm120kit.images.image_records import ContainerResult, Image, start_settings
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.rootfs import LayerRecord, UnpackedLayer
+from sm120kit.recipes.cross_tools import CrossTools, cross_tools
+from sm120kit.sources.debian import ARCHITECTURES
+from sm120kit.sources.run_options import Options
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """``PATH`` of a container whose image sets none, as Docker has it."""
 
 _HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-_NATIVE = "/native"
-"""Where a base for this machine is in the containers of images for another machine."""
+_FOREIGN_REMEDY = "use Linux 6.7 or newer, or a machine of the image's architecture"
 _MOUNT_OPTIONS_LIMIT = 4000
 """Characters of overlayfs's list of layers: the options of mount(2) are a page."""
 
@@ -46,11 +52,11 @@ class _Container:
     layers: tuple[UnpackedLayer, ...]
     directory: Path
     writable: dict[str, Path]
-    readable: dict[str, Path]
     uid: int
     gid: int
     env: dict[str, str]
     cwd: str
+    emulator: CrossTools | None
 
 
 class LocalImages:
@@ -107,34 +113,16 @@ class LocalImages:
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``.
 
+        An emulator runs the programs of an image for another machine.
+
         Raises:
-            RequirementMissing: this system does not permit namespaces.
+            RequirementMissing: this system does not permit namespaces, or cannot run programs for the image's machine.
             BadInput: the image has no such user as it names.
         """
         with self._container(image, files) as container:
             runtime, command = _isolated(container, argv)
             variables = dict.fromkeys(os.environ) | {"PATH": os.environ.get("PATH", DEFAULT_PATH)}
             done = process.run(command, env=variables, check=False, tied=True)
-        return ContainerResult(done.returncode, done.stdout, done.stderr, runtime)
-
-    def run_native(self, image: str, native: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
-        """Run a Python program as by :meth:`run` in an image for another machine; ``argv`` are the arguments of Python.
-
-        It is the Python of ``native``, the image of a base for this machine. Programs of ``image`` cannot be run.
-
-        Raises:
-            RequirementMissing, BadInput: as for :meth:`run`.
-        """
-        tree = self._layers(native)[0].tree
-        loader = next((tree / "usr/lib").glob("*-linux-gnu/ld-linux-*.so.*")).relative_to(tree)
-        interpreter = f"{_NATIVE}/usr/bin/{(tree / 'usr/bin/python3').readlink().name}"
-        command = [f"{_NATIVE}/{loader}", "--library-path", f"{_NATIVE}/{loader.parent}", interpreter, *argv]
-        with self._container(image, files) as made:
-            (made.layers[-1].tree / _NATIVE[1:]).mkdir()
-            env = {**made.env, "PYTHONHOME": f"{_NATIVE}/usr"}
-            runtime, isolated = _isolated(replace(made, readable={_NATIVE: tree}, env=env), command)
-            variables = dict.fromkeys(os.environ) | {"PATH": os.environ.get("PATH", DEFAULT_PATH)}
-            done = process.run(isolated, env=variables, check=False, tied=True)
         return ContainerResult(done.returncode, done.stdout, done.stderr, runtime)
 
     def require_runtime(self, image: str) -> None:
@@ -242,7 +230,13 @@ class LocalImages:
                 rootfs.combine(home.below, directory / "home", home.path, link=False)
             points = UnpackedLayer(directory / "points", LayerRecord({}, {}, whiteouts=False))
             cwd = settings.get("WorkingDir") or "/"
-            yield _Container((*layers, points), directory, writable, {}, user["uid"], user["gid"], env, cwd)
+            emulator = self._emulator(self.layout.image(self._manifest(image).digest))
+            yield _Container((*layers, points), directory, writable, user["uid"], user["gid"], env, cwd, emulator)
+
+    def _emulator(self, image: Image) -> CrossTools | None:
+        """What runs the programs of an image for another machine, fetched if need be."""
+        machine = {name: machine for machine, name in ARCHITECTURES.items()}.get(image.platform.partition("/")[2], "")
+        return None if machine in ("", platform.machine()) else cross_tools(machine, Options(self._workspace))
 
 
 def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str | Path]]:
@@ -252,17 +246,20 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
         RequirementMissing: none works; the message has the reason for each.
     """
     reasons = []
+    unshare = f"unshare, {container.emulator.emulator.name}" if container.emulator else "unshare"
     if mounts := _overlay(container):
         reason = _failure(_command(container, mounts, []))
         if not reason:
-            return "unshare", _command(container, mounts, argv)
+            return unshare, _command(container, mounts, argv)
         reasons.append(f"unshare with overlayfs: {reason}")
     points = {"copy": str(container.layers[-1].tree)}
-    reason = _failure(_command(replace(container, writable={}, readable={}), points, []))
+    reason = _failure(_command(replace(container, writable={}), points, []))
     if not reason:
-        return "unshare", _command(container, {"copy": str(_copy(container))}, argv)
+        return unshare, _command(container, {"copy": str(_copy(container))}, argv)
     reasons.append(f"unshare with hard links: {reason}")
     try:
+        if container.emulator:
+            raise RequirementMissing("it registers no emulator for programs of another machine")
         reason = _failure([*_bubblewrap(container, Path("/")), "true"])
     except RequirementMissing as error:
         reason = error.message
@@ -271,7 +268,7 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
     raise RequirementMissing(
         "this system does not permit running a program in a root file system of its own\n"
         + "\n".join(f"  {text}" for text in [*reasons, f"bubblewrap: {reason}"]),
-        f"{sandbox.remedy()}; or load the image into a container daemon and verify it there",
+        _FOREIGN_REMEDY if container.emulator else f"{sandbox.remedy()}; or verify the image in a container daemon",
     )
 
 
@@ -297,11 +294,12 @@ def _command(container: _Container, mounts: Mapping[str, Any], argv: Sequence[st
         **mounts,
         "root": str(container.directory / "root"),
         "writable": {path: str(source) for path, source in container.writable.items()},
-        "readable": {path: str(source) for path, source in container.readable.items()},
         "argv": list(argv),
         "env": container.env,
         "cwd": container.cwd,
     }
+    if container.emulator:
+        request |= {"emulator": str(container.emulator.emulator), "machine": container.emulator.machine}
     return sandbox.unshared(request, container.uid, container.gid)
 
 
@@ -312,8 +310,6 @@ def _bubblewrap(container: _Container, root: Path) -> list[str | Path]:
     if root != Path("/"):
         for path, source in container.writable.items():
             argv += ["--bind", source, path]
-        for path, source in container.readable.items():
-            argv += ["--ro-bind", source, path]
         argv += ["--clearenv", "--hostname", "sm120kit", "--chdir", container.cwd]
         for name, value in container.env.items():
             argv += ["--setenv", name, value]

@@ -92,7 +92,7 @@ def shared_key(target: EngineTarget, build: BuildRequest, base: str) -> str:
         target.build_id,
         build.group or recipe.kernels,
         build.from_source,
-        bases.lock_id(base) if base in bases.names() else base,
+        bases.lock_id(base) if base in bases.of_images() else base,
         [part(setup) for part in (contexts.settings, contexts.programs)],
         [os.environ.get("SOURCE_DATE_EPOCH", ""), toolchain.host_compiler()[1], PLAN_FORMAT],
     ]

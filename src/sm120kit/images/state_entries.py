@@ -30,7 +30,7 @@ from sm120kit.images.image_records import ImageContext
 from sm120kit.images.oci import Layout
 from sm120kit.patches import checkout, index_file
 from sm120kit.patches.patch_records import PatchedTree
-from sm120kit.recipes import bases, locked_toolchain, lockfile
+from sm120kit.recipes import bases, cross_tools, locked_toolchain, lockfile
 from sm120kit.recipes.recipe_records import Lock
 from sm120kit.recipes.target import Target
 from sm120kit.sources.source_records import GitPin, Pin
@@ -188,7 +188,8 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
             | _packages()
             | {wheel.sha256 for context in images.values() for wheel in context.locked}
         ),
-        toolchains=frozenset(name for lock in locks.values() for name in locked_toolchain.unpacked_names(lock)),
+        toolchains=frozenset(name for lock in locks.values() for name in locked_toolchain.unpacked_names(lock))
+        | cross_tools.directory_names(),
         trees=frozenset(
             locked | {id_ for each in trees.values() for tree in each if tree for id_ in (tree.tree, tree.checkout.tree)}
         ),

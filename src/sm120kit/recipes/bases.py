@@ -40,17 +40,17 @@ class Base(Strict):
     """A file of ``recipes/bases/``: the packages of a Debian suite that an image starts from.
 
     A base that is ``like`` another one has its keys and the entries of its tables, beside those of its own file.
-    ``python`` is the version of its Python; ``machines`` are names of ``uname -m``. ``packages`` and ``left_out`` (shell-style
-    patterns of paths) have reasons as values. The others are what maintainer scripts would do: ``alternatives`` are links in
-    ``/usr/bin`` to programs there, ``copies`` paths of files with the paths of their contents, ``links`` paths with their
-    targets, and ``directories`` paths with their modes.
+    ``python`` is the version of its Python, empty if it has tools only and no image starts from it; ``machines`` are names of
+    ``uname -m``. ``packages`` and ``left_out`` (shell-style patterns of paths) have reasons as values. The others are what
+    maintainer scripts would do: ``alternatives`` are links in ``/usr/bin`` to programs there, ``copies`` paths of files with
+    the paths of their contents, ``links`` paths with their targets, and ``directories`` paths with their modes.
     """
 
     edition: Literal[1]
     name: Name
     summary: Text
     suite: Name
-    python: Annotated[str, StringConstraints(pattern=r"^3\.[0-9]+$")]
+    python: Annotated[str, StringConstraints(pattern=r"^(3\.[0-9]+)?$"), Field(default="")]
     machines: Annotated[tuple[Literal["x86_64", "aarch64"], ...], Field(strict=False, min_length=1)]
     packages: Annotated[dict[PackageName, Text], Field(min_length=1)]
     alternatives: Annotated[dict[Program, Program], Field(default_factory=dict)]
@@ -84,8 +84,13 @@ class BaseLock:
 
 
 def names() -> tuple[str, ...]:
-    """Names of the bases."""
+    """Names of the bases, those with tools only included."""
     return tuple(sorted(data_roots.entries("bases")))
+
+
+def of_images() -> tuple[str, ...]:
+    """Names of the bases that images can start from."""
+    return tuple(name for name in names() if load(name).python)
 
 
 def load(name: str, heirs: tuple[str, ...] = ()) -> Base:

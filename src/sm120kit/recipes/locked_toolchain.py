@@ -10,7 +10,7 @@ import importlib.util
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.workspace import mark_used
+from sm120kit.recipes.cross_tools import cross_tools
 from sm120kit.recipes.lockfile.read import read
 from sm120kit.sources.source_records import LockedWheel
 
@@ -33,6 +34,9 @@ FFI = "apache-tvm-ffi"
 
 NVCC = "nvidia-cuda-nvcc"
 """The distribution of the CUDA compiler."""
+
+_PROGRAMS = (NVCC, "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
+"""Distributions of the toolkit without libraries that modules are linked with."""
 
 
 @dataclass(frozen=True)
@@ -83,28 +87,57 @@ def compilers(target: FlashInferTarget, archs: Sequence[Arch] = (), headers: Seq
         return toolchain.at(_unpack(target, wheels) / "nvidia" / f"cu{locked.partition('.')[0]}", archs, needed)
 
 
-def tvm_ffi(target: FlashInferTarget) -> TvmFfi:
+def cross_compilers(target: FlashInferTarget, machine: str, archs: Sequence[Arch] = ()) -> Toolchain:
+    """The compilers for another machine: this machine's nvcc, a host compiler for the other one, its locked CUDA libraries.
+
+    Raises:
+        RequirementMissing: none are locked for this machine and the other one; see also :func:`compilers`.
+        FetchFailed and others: see :func:`sm120kit.recipes.cross_tools.cross_tools`.
+    """
+    own, tools = compilers(target, archs), cross_tools(machine, target.options)
+    unpacked = _unpack(target, locked_libraries(_locked(target, machine)), machine)
+    libraries = unpacked / "nvidia" / f"cu{own.nvcc_version.partition('.')[0]}" / "lib"
+    return replace(
+        own,
+        host_compiler=str(tools.compiler),
+        host_version=tools.compiler_version(),
+        machine=machine,
+        libraries=libraries,
+        emulator=tools.emulation,
+    )
+
+
+def tvm_ffi(target: FlashInferTarget, machine: str = "") -> TvmFfi:
     """The locked tvm-ffi of a FlashInfer recipe: the installed package if that has the version, else the unpacked wheel.
+
+    For another ``machine`` than this one it is the wheel for that.
 
     Raises:
         RequirementMissing: the recipe is not locked, and no tvm-ffi is installed.
         FetchFailed, NotTrusted, OfflineMiss, ResourceUnavailable: the wheel could not be fetched or unpacked.
     """
-    wheels = locked_tvm_ffi(_locked(target))
+    foreign = machine not in ("", platform.machine())
+    wheels = locked_tvm_ffi(_locked(target, machine))
     installed, spec = toolchain.installed_version(FFI), importlib.util.find_spec("tvm_ffi")
-    if spec is not None and spec.origin is not None and all(wheel.version == installed for wheel in wheels):
+    here = spec is not None and not foreign and all(wheel.version == installed for wheel in wheels)
+    if here and spec is not None and spec.origin is not None:
         return TvmFfi(installed, Path(spec.origin).parent)
     if not wheels:
         raise RequirementMissing(
             f"{target.recipe.name} is not locked and {FFI}, which its modules are compiled with, is not installed",
             f"lock it: sm120kit recipe lock {target.argument}",
         )
-    return TvmFfi(wheels[0].version, _unpack(target, wheels) / "tvm_ffi")
+    return TvmFfi(wheels[0].version, _unpack(target, wheels, machine) / "tvm_ffi")
 
 
 def locked_compilers(wheels: Sequence[LockedWheel]) -> tuple[LockedWheel, ...]:
     """The wheels of a closure that make up the CUDA toolkit."""
     return tuple(wheel for wheel in wheels if wheel.name.startswith("nvidia-"))
+
+
+def locked_libraries(wheels: Sequence[LockedWheel]) -> tuple[LockedWheel, ...]:
+    """The wheels of a closure with the CUDA libraries that modules are linked with."""
+    return tuple(wheel for wheel in locked_compilers(wheels) if wheel.name not in _PROGRAMS)
 
 
 def locked_tvm_ffi(wheels: Sequence[LockedWheel]) -> tuple[LockedWheel, ...]:
@@ -114,7 +147,9 @@ def locked_tvm_ffi(wheels: Sequence[LockedWheel]) -> tuple[LockedWheel, ...]:
 
 def unpacked_names(lock: Lock) -> set[str]:
     """The names of the directories in ``cache/toolchains`` that a lock's wheels are unpacked into."""
-    groups = [group(closure.wheels) for closure in lock.closures for group in (locked_compilers, locked_tvm_ffi)]
+    groups = [
+        group(closure.wheels) for closure in lock.closures for group in (locked_compilers, locked_libraries, locked_tvm_ffi)
+    ]
     return {_unpacked_name(wheels) for wheels in groups if wheels}
 
 
@@ -122,33 +157,34 @@ def _unpacked_name(wheels: Sequence[LockedWheel]) -> str:
     return digest_of(sorted((wheel.filename, wheel.sha256) for wheel in wheels))
 
 
-def _locked(target: FlashInferTarget) -> tuple[LockedWheel, ...]:
-    """The wheels in the lockfile of a target for this machine. The lockfile need not fit the present series."""
-    closure = _closure(target)
+def _locked(target: FlashInferTarget, machine: str = "") -> tuple[LockedWheel, ...]:
+    """The wheels in the lockfile of a target for a machine, by default this one. It need not fit the present series."""
+    closure = _closure(target, machine)
     return closure.wheels if closure else ()
 
 
-def _closure(target: FlashInferTarget) -> Closure | None:
+def _closure(target: FlashInferTarget, machine: str = "") -> Closure | None:
     if not target.lock_path.is_file():
         return None
     closures = read(target.lock_path).closures
-    return next((closure for closure in closures if closure.platform.endswith(f"_{platform.machine()}")), None)
+    suffix = f"_{machine or platform.machine()}"
+    return next((closure for closure in closures if closure.platform.endswith(suffix)), None)
 
 
-def _unpack(target: FlashInferTarget, wheels: Sequence[LockedWheel]) -> Path:
+def _unpack(target: FlashInferTarget, wheels: Sequence[LockedWheel], machine: str = "") -> Path:
     """The directory with the files of wheels, created once."""
     workspace, name = target.options.workspace, _unpacked_name(wheels)
     directory = workspace.cache / "toolchains" / name
     with workspace.exclusive(f"toolchain-{name}"):
         if not directory.is_dir():
-            closure = _closure(target)
+            closure = _closure(target, machine)
             assert closure is not None
             stated = sources.sizes(wheels, workspace, target.options.origin)
             absent = sum(size for wheel, size in stated.items() if not (workspace.downloads / wheel.sha256).is_dir())
             needed = absent + sources.UNPACKED_RATIO * sum(stated.values())
             require_disk(directory, needed, f"fetching and unpacking {len(wheels)} wheels of the toolchain")
             files = sources.wheelhouse(wheels, workspace, target.options.origin)
-            sources.unpack_wheels(files, directory, closure.python)
+            sources.unpack_wheels(files, directory, closure.python, machine)
         mark_used(directory)
     return directory
 

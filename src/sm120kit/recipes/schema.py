@@ -530,6 +530,11 @@ class EngineRecipe(Strict):
     wrong_record: Annotated[tuple[WrongRecord, ...], Field(strict=False)] = ()
     files: Annotated[tuple[AddedFile, ...], Field(strict=False, max_length=100)] = ()
 
+    @property
+    def machine(self) -> str:
+        """The machine that its image runs on: ``x86_64``, ``aarch64``."""
+        return self.environment.platforms[0].split("_", 3)[3]
+
     delivers_image: ClassVar[bool] = True
     groups: ClassVar[dict[str, GroupTable]] = {}
     """Of kernels: those of its FlashInfer recipe."""

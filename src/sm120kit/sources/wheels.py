@@ -133,10 +133,11 @@ UNPACKED_RATIO = 3
 """Bytes of unpacked files for each byte of a wheel, rounded up; 1.8 for the CUDA wheels."""
 
 
-def unpack_wheels(wheels: Sequence[Path], directory: Path, python: str) -> None:
+def unpack_wheels(wheels: Sequence[Path], directory: Path, python: str, machine: str = "") -> None:
     """Unpack wheels into ``directory``, completely or not at all, without their dependencies. Requires a lock on ``directory``.
 
-    ``python`` is the version that the wheels are for (``3.12``); no Python of that version needs to be installed.
+    ``python`` is the version that the wheels are for (``3.12``), ``machine`` their machine, by default this one; no Python of
+    that version needs to be installed.
 
     Raises:
         CommandFailed: they are not for this Python or machine.
@@ -153,4 +154,5 @@ def unpack_wheels(wheels: Sequence[Path], directory: Path, python: str) -> None:
     with publish_directory(directory) as staging:
         argv: list[str | Path] = [find_uv_bin(), "pip", "install", "--no-deps", "--no-index", "--offline", "--no-config"]
         argv += ["--no-cache", "--no-python-downloads", "--quiet", "--python", sys.executable, "--python-version", python]
+        argv += ["--python-platform", f"{machine}-manylinux_2_40"] if machine else []
         process.run([*argv, "--target", staging, *wheels], tied=True)

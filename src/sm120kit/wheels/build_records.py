@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
@@ -28,12 +29,14 @@ class BuildRequest:
 
     ``archs`` are the CUDA targets, by default those of the recipe. ``group`` is a kernel group of the recipe, by default its
     default group; of the kernel wheel, a prefix of kernel names. ``from_source`` also builds an engine's extension modules.
+    ``machine`` is that of the result, by default this one.
     """
 
     archs: tuple[Arch, ...] = ()
     group: str | None = None
     from_source: bool = False
     stage: Stage = Stage.PACK
+    machine: str = field(default_factory=platform.machine)
 
 
 @dataclass(frozen=True)

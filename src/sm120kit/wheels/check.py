@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sm120kit.core import process
 from sm120kit.core.errors import BadInput, CheckFailed
+from sm120kit.core.records import Toolchain
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.kernels.cubin.cubin_records import Cubin
 from sm120kit.wheels.build_records import BuildPlan, Module
@@ -17,17 +17,23 @@ from sm120kit.wheels.build_records import BuildPlan, Module
 SM12X = re.compile(r"(sm|compute)_12[01][af]?$")
 """Archs of device code, PTX included, that SM12x runs."""
 
-LOAD = """\
-import ctypes, os, sys
-for path in filter(os.path.exists, sys.argv[2:]):
-    ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-symbols = sys.stdin.read().split()
-library = ctypes.CDLL(sys.argv[1], os.RTLD_LAZY if symbols else os.RTLD_NOW)
-missing = [name for name in symbols if not any(hasattr(scope, name) for scope in (library, ctypes.CDLL(None)))]
-if missing:
-    sys.exit(f"undefined symbol: {missing[0]}")
+LOADER = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **arguments) {
+  char name[65536];
+  for (int i = 3; i < count; i++)
+    if (access(arguments[i], F_OK) == 0 && !dlopen(arguments[i], RTLD_NOW | RTLD_GLOBAL)) return puts(dlerror()), 1;
+  void *library = dlopen(arguments[2], strcmp(arguments[1], "lazy") ? RTLD_NOW : RTLD_LAZY);
+  if (!library) return puts(dlerror()), 1;
+  while (scanf("%65535s", name) == 1)
+    if (!dlsym(library, name) && !dlsym(RTLD_DEFAULT, name)) return printf("undefined symbol: %s\n", name), 1;
+  return 0;
+}
 """
-"""Load a library after others. With symbols on standard input, only these have to resolve."""
+"""Load a library after others: ``now``, or ``lazy``: only the symbols on standard input have to resolve."""
 
 
 def check_modules(
@@ -86,23 +92,27 @@ def _device_code_problems(module: Module, cubins: tuple[Cubin, ...]) -> list[str
     return problems
 
 
-def tvm_ffi_loader(library: Path, work: Path) -> Callable[[Module], tuple[str, ...]]:
+def tvm_ffi_loader(library: Path, work: Path, tools: Toolchain) -> Callable[[Module], tuple[str, ...]]:
     """A function that returns why a module does not load beside tvm-ffi's ``library``, when every symbol has to resolve.
 
-    Symbols that the module's ``undefined`` patterns match are exempt. The driver is the stub in the CUDA home of ``work``.
+    Symbols that the module's ``undefined`` patterns match are exempt. The driver is the stub in the CUDA home of ``work``. A
+    module for another machine is loaded by the emulator of the toolchain.
     """
     names = ("stubs/libcuda.so", "libcudart.so", "libnvrtc.so", "libcublasLt.so", "libcublas.so")
     libraries = [work / "cuda" / "lib64" / name for name in names]
+    loader = work / "cuda" / "load"
+    process.run([tools.host_compiler, "-x", "c", "-", "-w", "-o", loader, "-ldl"], stdin=LOADER.encode())
 
     def problems(module: Module) -> tuple[str, ...]:
         path = work / module.library
         # With undefined functions a module cannot be loaded at once: each symbol that it needs is looked up instead.
         symbols = _undefined_symbols(path, module.undefined) if module.undefined else ()
-        names = "\n".join(symbols).encode()
-        done = process.run([sys.executable, "-c", LOAD, path, library, *libraries], stdin=names, check=False)
+        names, mode = "\n".join(symbols).encode(), "lazy" if module.undefined else "now"
+        done = process.run([*tools.emulator, loader, mode, path, library, *libraries], stdin=names, check=False)
         if done.returncode == 0:
             return ()
-        return (f"does not load: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}",)
+        output = (done.stdout + done.stderr).strip().splitlines()
+        return (f"does not load: {(output or [f'exit code {done.returncode}'])[-1]}",)
 
     return problems
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from sm120kit.core import process
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.records import Toolchain
+from sm120kit.core.toolchain import host_compiler
 
 FRONT_END = """#!/bin/sh
 # Names of internal symbols contain a hash of the absolute path of the source, which nvcc passes to this program only, and for
@@ -42,16 +43,17 @@ int stat(const char *path, struct stat *status) { return timeless(path, status);
 def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
     """Make ``cuda`` a CUDA home: links to the real one, the library names that linkers search, a stub of the driver.
 
-    Its ``cudafe++`` is a script, see :data:`FRONT_END`.
+    Libraries and stub are for the toolchain's machine, programs for this one. Its ``cudafe++`` is a script, see
+    :data:`FRONT_END`.
     """
     home = toolchain.cuda_home
     for name in ("nvvm", "include"):
         relink(cuda / name, home / name)
     relink_programs(cuda / "bin", home / "bin")
-    _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++", toolchain.host_compiler)
+    _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++", host_compiler()[0])
     libraries = cuda / "lib64"
     libraries.mkdir(parents=True, exist_ok=True)
-    for source in (home / "lib64", home / "lib"):
+    for source in (toolchain.libraries,) if toolchain.libraries else (home / "lib64", home / "lib"):
         for file in source.glob("lib*"):
             plain = re.sub(r"\.so\..*$", ".so", file.name)
             for name in {file.name, plain}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import platform
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -89,7 +90,7 @@ def build(
         if stage is Stage.COMPILE:
             from sm120kit.wheels.check import check_modules, tvm_ffi_loader
 
-            check_modules(plan, work, tvm_ffi_loader(ffi.library, work))
+            check_modules(plan, work, tvm_ffi_loader(ffi.library, work, plan.toolchain))
             return planned
         artifacts = _check_and_pack(plan, tree, ffi, work, directory)
     _push(target, request, plan, directory)
@@ -119,14 +120,15 @@ def _from_remote_plan(target: FlashInferTarget, request: BuildRequest) -> WheelB
         reporting.warn(f"{key} of the cache is the plan of another build, and not used")
         return None
     directory = options.workspace.build(target.recipe.engine, plan.digest)
-    with options.workspace.exclusive(plans.Selection(target.recipe, archs, request.group).directory):
+    with options.workspace.exclusive(_selection(target, request).directory):
         artifacts = shared(plan, directory, options.remote)
     return WheelBuild(target.recipe, target.tree, plan, artifacts, directory) if artifacts else None
 
 
 def _plan_key(target: FlashInferTarget, request: BuildRequest) -> str:
     """The key of a plan in a remote cache; empty if other inputs than those of the lockfile decide it."""
-    if target.local or not target.lock_path.is_file() or os.environ.get("CUDA_HOME"):
+    native = request.machine == platform.machine()
+    if target.local or not native or not target.lock_path.is_file() or os.environ.get("CUDA_HOME"):
         return ""
     _verified_lock(target)
     archs, (_, host_version) = sorted(request.archs or target.recipe.archs), host_compiler()
@@ -187,9 +189,13 @@ class _PreparedBuild:
 def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
     """Find the compilers, run the generators and plan the build."""
     recipe, workspace, tree = target.recipe, target.options.workspace, target.tree
-    selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
+    selection = _selection(target, request)
     lock = _verified_lock(target)
-    tools, ffi = locked_toolchain.compilers(target, selection.archs), locked_toolchain.tvm_ffi(target)
+    if request.machine == platform.machine():
+        tools = locked_toolchain.compilers(target, selection.archs)
+    else:
+        tools = locked_toolchain.cross_compilers(target, request.machine, selection.archs)
+    ffi = locked_toolchain.tvm_ffi(target, request.machine)
     for line in locked_toolchain.toolchain_differences(lock, tools) if lock else ():
         reporting.info(f"not the locked toolchain: {line}")
     costs = Costs(workspace.cache / "costs.json")
@@ -213,7 +219,7 @@ def _require_launchable(target: FlashInferTarget, tools: Toolchain) -> None:
 def _build_without_kernels(target: FlashInferTarget, request: BuildRequest) -> WheelBuild:
     """Build the wheel of a patched tree without a compiled module."""
     workspace, tree, stage = target.options.workspace, target.tree, request.stage
-    selection = plans.Selection(target.recipe, request.archs or target.recipe.archs, request.group)
+    selection = _selection(target, request)
     _verified_lock(target)
     plan = plans.plan_flashinfer(selection, tree, (), plans.BuildEnvironment(plans.NO_TOOLCHAIN, {}), ())
     planned = WheelBuild(target.recipe, tree, plan)
@@ -258,7 +264,7 @@ def expected_disk_bytes(target: FlashInferTarget, request: BuildRequest) -> int:
 
 
 def _selection(target: FlashInferTarget, request: BuildRequest) -> plans.Selection:
-    return plans.Selection(target.recipe, request.archs or target.recipe.archs, request.group)
+    return plans.Selection(target.recipe, request.archs or target.recipe.archs, request.group, request.machine)
 
 
 def _compiles_first(target: FlashInferTarget, request: BuildRequest) -> bool:
@@ -341,7 +347,7 @@ def _check_and_pack(plan: BuildPlan, tree: PatchedTree, ffi: TvmFfi | None, work
     from sm120kit.wheels.pack import pack_wheel
 
     reporting.info("checking the modules and packing the wheel")
-    cubins = check_modules(plan, work, tvm_ffi_loader(ffi.library, work) if ffi else lambda module: ())
+    cubins = check_modules(plan, work, tvm_ffi_loader(ffi.library, work, plan.toolchain) if ffi else lambda module: ())
     with publish_directory(directory) as staging:
         write_record(staging / "plan.json", plan)
         libraries = {module.name: work / module.library for module in plan.modules if module.packed}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.patches.patch_records import AppliedPatch
-from sm120kit.recipes import NO_KERNELS, EngineRecipe, locked_toolchain
+from sm120kit.recipes import NO_KERNELS, EngineRecipe, cross_tools, locked_toolchain
 from sm120kit.recipes.recipe_records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.wheels import flashinfer
@@ -59,17 +59,21 @@ class EngineBuild:
         return self.flashinfer.wheels | packed
 
 
-def require_native(recipe: EngineRecipe, request: BuildRequest) -> None:
-    """Require that this machine has the architecture of a recipe's image, unless nothing is compiled.
+def require_compilable(recipe: EngineRecipe, request: BuildRequest) -> None:
+    """Require that this machine can compile what a recipe's image contains.
 
     Raises:
-        RequirementMissing: it has another.
+        RequirementMissing: it cannot.
     """
-    machine = recipe.environment.platforms[0].split("_", 3)[3]
-    compiles = request.from_source or (request.group or recipe.kernels) != NO_KERNELS
-    if compiles and machine != platform.machine():
+    machine, own = recipe.machine, platform.machine()
+    if machine != own and request.from_source:
         raise RequirementMissing(
-            f"the kernels of {recipe.name} are compiled natively on {machine}; this machine is {platform.machine()}",
+            f"{recipe.name} is for {machine}: its own modules are compiled from source on such a machine; this one is {own}",
+            "leave out --from-source: the modules are those of the upstream wheel",
+        )
+    if machine != own and (request.group or recipe.kernels) != NO_KERNELS and not cross_tools.is_supported(machine):
+        raise RequirementMissing(
+            f"the kernels of {recipe.name} are for {machine}, and nothing is compiled for it on {own}",
             f"--kernels {NO_KERNELS} builds its image without compiled kernels; --dry-run plans it on any machine",
         )
 
@@ -92,7 +96,7 @@ def build(
         if not request.from_source or tree.checkout.pin.project != recipe.engine:
             require_effect(tree)
     if request.stage in (Stage.COMPILE, Stage.PACK):
-        require_native(recipe, request)
+        require_compilable(recipe, request)
         if (request.group or recipe.kernels) != NO_KERNELS:
             locked_toolchain.require_locked(target.flashinfer)
     pack = request.stage is Stage.PACK
@@ -101,7 +105,7 @@ def build(
     else:
         own = build_overlay(target, target.engine_tree, pack=pack)
     repacked = (own, *(build_overlay(target, source.tree, pack=pack) for source in target.patched))
-    kernels = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
+    kernels = replace(request, archs=recipe.archs, group=request.group or recipe.kernels, machine=recipe.machine)
     wheel = flashinfer.build(target.flashinfer, kernels, watch)
     return EngineBuild(
         recipe, lock, target.build_id, target.closure, wheel, tuple(filter(None, repacked)), target.local_patches

@@ -92,7 +92,7 @@ def build(
         compile_kernels(plan, tree, headers, work, CompileSettings.of(target.options, watch))
         reporting.info("checking the kernels")
         if stage is Stage.COMPILE:
-            check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work))
+            check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work, plan.toolchain))
             return planned
         artifacts = _check_and_publish(plan, work, directory)
     push(plan, directory, target.options.remote)
@@ -236,7 +236,7 @@ def _copy_source(target: Path, build_info: bytes) -> None:
 
 def _check_and_publish(plan: BuildPlan, work: Path, directory: Path) -> Artifacts:
     """Check the library, and publish wheel and records in ``directory``, completely or not at all."""
-    cubins = check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work))
+    cubins = check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work, plan.toolchain))
     (module,) = plan.modules
     (wheel,) = (work / "dist").glob("*.whl")
     with publish_directory(directory) as staging:

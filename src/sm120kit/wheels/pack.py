@@ -11,7 +11,6 @@ import copy
 import csv
 import hashlib
 import io
-import platform
 import re
 import shutil
 import sys
@@ -75,7 +74,7 @@ def pack_wheel(
         edited[f"{old}/METADATA"] = _substitute(source, f"{old}/METADATA", r"^Version: .*$", f"Version: {version}", plan.recipe)
         machine = "any"
         if libraries:  # otherwise it stays a wheel for any machine
-            machine = f"linux_{platform.machine()}"
+            machine = f"linux_{plan.toolchain.machine}"
             header = _substitute(source, f"{old}/WHEEL", r"^Tag: .*$", f"Tag: py3-none-{machine}", plan.recipe)
             edited[f"{old}/WHEEL"] = header.replace(b"Root-Is-Purelib: true", b"Root-Is-Purelib: false")
         packed = out / f"{distribution}-{version}-py3-none-{machine}.whl"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,18 +35,20 @@ MeasuredCost = Callable[[str], tuple[int, float] | None]
 
 @dataclass(frozen=True)
 class Selection:
-    """Kernels of a recipe that are built for ``archs``: a kernel group, by default the recipe's default group."""
+    """Kernels of a recipe that are built for ``archs`` and a machine: a kernel group, by default the recipe's default group."""
 
     recipe: FlashInferRecipe
     archs: tuple[Arch, ...]
     group: str | None = None
+    machine: str = field(default_factory=platform.machine)
 
     @property
     def directory(self) -> str:
         """Name of the work directory, which builds of all groups share that compile something."""
         if self.group == NO_KERNELS:
             return f"{self.recipe.name}-{NO_KERNELS}"
-        return f"{self.recipe.name}-{'-'.join(sorted(self.archs))}"
+        other = "" if self.machine == platform.machine() else f"-{self.machine}"
+        return f"{self.recipe.name}-{'-'.join(sorted(self.archs))}{other}"
 
     @property
     def largest_unit(self) -> tuple[str, int]:
@@ -294,7 +297,7 @@ def _with_digest(plan: BuildPlan, inputs: Mapping[str, object]) -> BuildPlan:
     """
     common: dict[str, object] = {"format": PLAN_FORMAT, "recipe": [plan.recipe, plan.engine, plan.version]}
     if plan.toolchain is not NO_TOOLCHAIN:
-        compilers = [plan.toolchain.nvcc_version, plan.toolchain.host_version]
+        compilers = [plan.toolchain.nvcc_version, plan.toolchain.host_version, plan.toolchain.machine]
         common |= {"archs": sorted(plan.archs), "tree": plan.tree, "toolchain": compilers}
     return replace(plan, archs=tuple(sorted(plan.archs)), digest=digest_of({**common, **inputs}))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -32,16 +31,6 @@ def test_lockfiles_of_this_repository_are_current(data_copy: tuple[Path, Path]) 
     assert checked.returncode == 0, checked.stderr
     locked = [path for kind in ("bases", "engines") for path in (data / "recipes" / kind).glob("*.toml")]
     assert checked.stdout.count("ok ") == len(locked) > 0
-
-
-@pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine can build it")
-def test_engine_for_another_architecture_is_not_built(data_copy: tuple[Path, Path]) -> None:
-    state, data = data_copy
-    environment = {**os.environ, "SM120KIT_STATE": str(state), "SM120KIT_DATA": str(data)}
-    argv = [sys.executable, "-m", "sm120kit", "build", "sglang@0.5.23-spark"]
-    refused = subprocess.run(argv, env=environment, capture_output=True, text=True)
-    assert refused.returncode == 40, refused.stderr
-    assert "sglang-0.5.23-spark are compiled natively on aarch64" in refused.stderr and "--kernels none" in refused.stderr
 
 
 def test_engine_resolves_again_to_the_bytes_of_its_lockfile(data_copy: tuple[Path, Path]) -> None:

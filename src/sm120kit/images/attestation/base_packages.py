@@ -41,7 +41,7 @@ def installed(image: Image, store: ImageStore, workspace: Workspace) -> tuple[Ba
     settings = dict(line.split("=", 1) for line in described.splitlines() if "=" in line)
     system = "-".join(settings[key].strip("\"'") for key in ("ID", "VERSION_ID") if key in settings)
     name = image.labels.get("org.opencontainers.image.base.name", "")
-    locked = bases.read_lock(name, platform.machine()) if name in bases.names() else ()
+    locked = bases.read_lock(name, platform.machine()) if name in bases.of_images() else ()
     files = {(package.name, package.version, package.architecture): package.sha256 for package in locked}
     packages = []
     for paragraph in status.split("\n\n"):

@@ -35,7 +35,7 @@ from sm120kit.images.checks.taken_over import (
     write_runs,
 )
 from sm120kit.images.image_inputs import built_locally, context_of
-from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, ContainerResult, Image, ImageStore, VerifiedImage
+from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, ImageStore, VerifiedImage
 from sm120kit.images.wheel_layers import VENV
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.recipes.schema import FLASHINFER_KEY
@@ -84,9 +84,6 @@ class ExpectedImage:
     The checks ``taken_over`` are not run, see :mod:`sm120kit.images.checks.taken_over`; ``changed`` are then the paths of files
     in which the image differs from the one that passed them, ``changed_modules`` the Python modules among them, and
     ``driver_stub`` the names in the driver's stub.
-
-    ``foreign`` is the platform of an image for another machine than this, on which only checks are run that run none of its
-    code; ``machine`` is the image's, as in markers of requirements.
     """
 
     kind: str
@@ -119,25 +116,19 @@ class ExpectedImage:
     changed: tuple[str, ...] | None = None
     changed_modules: tuple[str, ...] = ()
     driver_stub: tuple[str, ...] = ()
-    foreign: str = ""
-    machine: str = ""
 
 
 @dataclass(frozen=True)
 class CheckReport:
     """Results of the checks of an image; ``facts`` are what they reported, by name.
 
-    ``verified`` is set if none failed, and the image is for this machine: otherwise those that run its code were not run.
+    ``verified`` is set if none failed.
     """
 
     image: Image
     checks: tuple[Check, ...]
     facts: dict[str, str]
     verified: VerifiedImage | None
-
-
-RunChecks = Callable[[Sequence[str], Mapping[str, bytes]], ContainerResult]
-"""Runs a Python program in an image: arguments of Python, and files below ``/tmp``."""
 
 
 def suites(kind: str) -> tuple[str, ...]:
@@ -170,17 +161,14 @@ def verify(
     store: ImageStore,
     workspace: Workspace,
     report: Callable[[str], None] = lambda line: None,
-    native: RunChecks | None = None,
 ) -> CheckReport:
     """Run the checks of an image. If none fails, write its record, then tag it as ``reference``.
 
-    ``native`` runs those of an image for another machine; such an image gets neither record nor tag. See
-    :class:`ExpectedImage` for ``read_all``.
+    See :class:`ExpectedImage` for ``read_all``.
     """
     names, suite = suites(expected.kind), suite_digest(expected.kind)
     inputs = common_inputs(image, store.settings(image.id), expected)
-    reuse = not expected.read_all and not native
-    baseline = find_baseline(image, inputs, suite, workspace) if reuse else None
+    baseline = None if expected.read_all else find_baseline(image, inputs, suite, workspace)
     over = baseline.taken_over() if baseline else {}
     checks: list[Check] = []
     facts: dict[str, str] = dict(baseline.verified.facts) if baseline else {}
@@ -190,7 +178,7 @@ def verify(
         expected = _of_changed(expected, baseline, tuple(sorted(over)))
     elif not expected.read_all:
         expected = replace(expected, digests=store.digests(image.id))
-    inside = [*_inside(image, names, expected, store, native, runs)]
+    inside = [*_inside(image, names, expected, store, runs)]
     if baseline:
         inside = [*((check, facts) for check in over.values()), *_compared_imports(inside, baseline, expected, store)]
     outside = _outside(image, expected, store, workspace, baseline)
@@ -200,7 +188,7 @@ def verify(
         facts |= reported
     verified = None
     failed = any(check.verdict is CheckResult.FAILED for check in checks)
-    if not failed and not expected.foreign:
+    if not failed:
         verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(facts.items())))
         write_record(record_path(workspace, image), verified)
         if not baseline:
@@ -238,18 +226,14 @@ def _inside(
     names: tuple[str, ...],
     expected: ExpectedImage,
     store: ImageStore,
-    native: RunChecks | None,
     runs: Recorded,
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks inside a container. Yields each with the facts that it reported; ``runs`` gets what it read."""
-
-    def whole(argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
-        return store.run(image.id, ["python3", *argv], files)
-
     with reporting.step(f"checking {image.canonical_name or image.id}"):
         files = {f"checks/{name}": path.read_bytes() for name, path in _files(expected.kind).items()}
         files["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
-        result = (native or whole)(["-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names], files)
+        argv = ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names]
+        result = store.run(image.id, argv, files)
     for text in result.stdout.splitlines():
         yield _parsed(text, runs)
     messages = result.stderr.strip().splitlines()
@@ -286,7 +270,7 @@ def _compared_imports(
     """Results, of which the import of changed modules also passes if it fails in the image of ``baseline`` in the same way."""
     for check, facts in results:
         if (check.suite, check.verdict) == (CHANGED, CheckResult.FAILED):
-            (before, _), *_ = _inside(baseline.verified.image, (CHANGED,), expected, store, None, Recorded())
+            (before, _), *_ = _inside(baseline.verified.image, (CHANGED,), expected, store, Recorded())
             if before.detail == check.detail:
                 check = replace(check, verdict=CheckResult.PASSED, detail=f"as in {baseline.verified.image.id}: {check.detail}")
         yield check, facts
@@ -314,7 +298,7 @@ def _outside(
     else:
         same = image.layers[: len(layers)] == layers
         yield _check("base", same, "its lowest layers are not those of the base that its labels name"), {}
-    if expected.foreign or baseline:
+    if baseline:
         site = f"/{VENV}/lib/python{image.labels['sm120kit.python']}/site-packages"
     else:
         program = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -400,9 +384,6 @@ def _entrypoint(image: Image, expected: ExpectedImage, store: ImageStore) -> tup
     argv = list(store.settings(image.id).get("Entrypoint") or ())
     if argv[-len(expected.serve) :] != list(expected.serve):
         problems.append(f"it is {argv}, the recipe serves with {' '.join(expected.serve)}")
-    if expected.foreign and not problems:
-        reason = f"the command is the recipe's; it was not run: the image is for {expected.foreign}"
-        return Check("engine", "entrypoint", CheckResult.NOT_RUN, reason), {}
     version = expected.distributions.get(expected.kind, "")
     for option, text in (("--help", expected.serve[0]), ("--version", version)):
         result = store.run(image.id, [*argv, option], {}) if argv else None

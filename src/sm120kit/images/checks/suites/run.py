@@ -10,9 +10,7 @@ programs or take long, and their lines are printed last: ``run.py expected.json 
 
 Checks in ``taken_over`` of expected.json, as ``SUITE/name``, are not run.
 
-Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``foreign`` in expected.json is set,
-the image is for that other machine, and another Python runs this program: only checks in ``STATIC`` of their suite are run,
-which run no code of the image.
+Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``.
 """
 
 import contextlib
@@ -103,12 +101,6 @@ def split_messages(lines, exemptions):
     return unexpected, exempt
 
 
-def require_native(name, suite, expected):
-    """Raise NotRun for a check that runs code of an image for another machine."""
-    if expected.get("foreign") and name not in getattr(suite, "STATIC", ()):
-        raise NotRun(f"runs code of the image, which is for {expected['foreign']}")
-
-
 class Reads:
     """The files that a check, with the programs that it starts, reads and lists below the environment, and imports."""
 
@@ -133,17 +125,15 @@ class Reads:
         return {"reads": sorted(self._new), "imports": sorted(imported)}
 
 
-def run(suite, check, expected, reads=None):
+def run(suite, check, expected, reads):
     """Run a check. Returns its JSON line, with its seconds and what it read, and its unexpected messages."""
     line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "facts": {}}
     caught, began = [], time.monotonic()
-    if reads:
-        reads.begin(f"{suite}-{line['name']}")
+    reads.begin(f"{suite}-{line['name']}")
     with captured_output() as output:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                require_native(line["name"], sys.modules[check.__module__], expected)
                 line["facts"] = check(expected) or {}
         except NotRun as reason:
             line["verdict"], line["detail"] = "not run", str(reason)
@@ -155,7 +145,7 @@ def run(suite, check, expected, reads=None):
                 if isinstance(error, AssertionError)
                 else (f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
             )
-    line |= {"seconds": round(time.monotonic() - began, 1)} | (reads.end() if reads else {})
+    line |= {"seconds": round(time.monotonic() - began, 1)} | reads.end()
     exemptions = expected["allowed"]["messages"]
     origins = {f"{w.category.__name__}: {w.message}": f"{w.filename}:{w.lineno}" for w in caught}
     unexpected, exempt = split_messages(origins, exemptions)
@@ -206,11 +196,7 @@ def main():
     _, path, *names = sys.argv
     only = names.pop().partition("=")[2] if names[-1].startswith("--beside=") else ""
     expected = json.loads(Path(path).read_text())
-    if expected.get("foreign"):
-        sys.prefix = "/opt/venv"
-        sys.path += map(str, Path(sys.prefix).glob("lib/python*/site-packages"))
-    else:
-        require_driver(expected)
+    require_driver(expected)
     directories = [Path(__file__).parent / name for name in names]
     expected["allowed"] = load_exemptions(directories)
     checks, in_beside = [], {}
@@ -218,10 +204,10 @@ def main():
         module, suite = load_suite(directory / "checks.py"), directory.name
         names_of_checks = [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]
         for name in [name for name in names_of_checks if f"{suite}/{name}" not in expected.get("taken_over", ())]:
-            beside = name in getattr(module, "BESIDE", ()) and not expected.get("foreign")
+            beside = name in getattr(module, "BESIDE", ())
             (in_beside.setdefault(suite, []) if beside else checks).append((suite, vars(module)[f"check_{name}"]))
     children = [] if only else [run_beside(path, names, suite) for suite in in_beside]
-    reads = None if expected.get("foreign") else Reads()
+    reads = Reads()
     for suite, check in in_beside[only] if only else checks:
         line, unexpected = run(suite, check, expected, reads)
         line["process"], line["driver_stub"] = only, stubbed()

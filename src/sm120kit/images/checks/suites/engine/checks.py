@@ -16,9 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-STATIC = ("environment", "serve_command")
-"""Checks that run no code of the image."""
-
 BESIDE = ("compiles_at_run_time",)
 """Checks that run in a process of their own beside the others."""
 

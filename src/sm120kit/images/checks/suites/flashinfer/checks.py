@@ -7,9 +7,6 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-STATIC = ("patched",)
-"""Checks that run no code of the image."""
-
 
 def origin():
     """The content of the installed wheel's ``sm120kit.json``: recipe, sources, patches, modules."""

@@ -1,0 +1,132 @@
+"""A C++ compiler for another machine than this one, and an emulator of it, from locked Debian packages.
+
+They are unpacked into ``<state>/cache/toolchains``: no root is needed, and nothing of this machine changes. This machine's C
+library runs them, so it must not be older than that of the packages' Debian.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm120kit.core import process
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import require_disk
+from sm120kit.core.errors import RequirementMissing
+from sm120kit.core.temporary import publish_directory
+from sm120kit.core.workspace import mark_used
+from sm120kit.recipes import bases
+from sm120kit.sources import debian, debian_files
+
+if TYPE_CHECKING:
+    from sm120kit.sources.run_options import Options
+    from sm120kit.sources.source_records import DebianPackage
+
+BASES = {("x86_64", "aarch64"): "cross-aarch64"}
+"""Locked packages by this machine and the other one."""
+
+_BYTES_PER_PACKED = 8
+_C_LIBRARY = "libc6"
+_COMPILER = """#!/bin/sh
+# The absolute paths in the compiler's own linker scripts are below its root.
+root=$(dirname "$(readlink -f "$0")")
+LD_LIBRARY_PATH="$root/usr/lib/{host}-linux-gnu" exec "$root"/usr/bin/{machine}-linux-gnu-g++-[0-9]* \\
+  --sysroot="$root" -ffile-prefix-map="$root"= "$@"
+"""
+
+
+@dataclass(frozen=True)
+class CrossTools:
+    """Programs for ``machine`` (``aarch64``), below ``root``."""
+
+    machine: str
+    root: Path
+
+    @property
+    def compiler(self) -> Path:
+        """The C++ compiler, a script."""
+        return self.root / "c++"
+
+    @property
+    def emulator(self) -> Path:
+        """The program that runs those of the machine, statically linked."""
+        return self.root / "usr" / "bin" / f"qemu-{self.machine}-static"
+
+    @property
+    def emulation(self) -> tuple[str, ...]:
+        """The command that runs a program of the machine with the C library of the compiler."""
+        return (str(self.emulator), "-L", str(self.root / "usr" / f"{self.machine}-linux-gnu"))
+
+    def compiler_version(self) -> str:
+        """The first line of its version.
+
+        Raises:
+            RequirementMissing: this machine does not run it.
+        """
+        done = process.run([self.compiler, "--version"], check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise RequirementMissing(
+                f"the compiler for {self.machine} does not run on this machine: {reason}",
+                "build on Debian 12, Ubuntu 24.04 or newer, or on a machine of that architecture",
+            )
+        return done.stdout.splitlines()[0]
+
+
+def is_supported(machine: str) -> bool:
+    """Whether programs for a machine can be compiled and run here, though it is another one."""
+    return (platform.machine(), machine) in BASES
+
+
+def cross_tools(machine: str, options: Options) -> CrossTools:
+    """The tools for another machine, fetched and unpacked once.
+
+    Raises:
+        RequirementMissing: none are locked for this machine and the other one.
+        NotFound, FetchFailed and others: see :func:`sm120kit.sources.debian.fetch`.
+        NotTrusted: a package is damaged.
+        ResourceUnavailable, SystemRefused: they cannot be stored.
+    """
+    own = platform.machine()
+    if not is_supported(machine):
+        raise RequirementMissing(f"nothing is compiled for {machine} on {own}", f"build on a machine that is {machine}")
+    base = bases.load(BASES[own, machine])
+    packages, workspace = bases.read_lock(base.name, own), options.workspace
+    directory = workspace.cache / "toolchains" / _directory_name(base, packages)
+    with workspace.exclusive(f"toolchain-{directory.name}"):
+        if not directory.is_dir():
+            require_disk(workspace.root, _BYTES_PER_PACKED * sum(one.size for one in packages), f"the tools for {machine}")
+            with publish_directory(directory) as root:
+                for package, deb in zip(packages, debian.fetch(packages, workspace, options.origin), strict=True):
+                    if package.name != _C_LIBRARY:
+                        _unpack(deb, root, base)
+                script = root / "c++"
+                script.write_text(_COMPILER.format(host=own, machine=machine))
+                script.chmod(0o755)
+        mark_used(directory)
+    return CrossTools(machine, directory)
+
+
+def directory_names() -> frozenset[str]:
+    """The names of the directories in ``cache/toolchains`` with the locked tools."""
+    return frozenset(
+        _directory_name(base, bases.read_lock(base.name, own))
+        for (own, _), name in BASES.items()
+        for base in [bases.load(name)]
+    )
+
+
+def _directory_name(base: bases.Base, packages: tuple[DebianPackage, ...]) -> str:
+    return digest_of([_COMPILER, base.inputs(), packages])
+
+
+def _unpack(deb: Path, root: Path, base: bases.Base) -> None:
+    unpacked = debian_files.unpack(deb, root, base.left_out)
+    for entry in unpacked.entries:
+        if entry.kind == "symlink":
+            (root / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            (root / entry.path).symlink_to(entry.target)
+        elif entry.kind == "hardlink":
+            (root / entry.path).hardlink_to(root / entry.target)
