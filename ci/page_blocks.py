@@ -21,6 +21,8 @@ from sm120kit.recipes.configurations import Configuration, Reference
 ROOT = Path(__file__).parents[1]
 HARDWARE = {"rtx-5090": "RTX 5090", "rtx-pro-6000": "RTX PRO 6000", "dgx-spark": "DGX Spark"}
 COUNTS = {1: "One", 2: "Two", 4: "Four", 8: "Eight"}
+NODES = " --nodes 192.168.100.10,192.168.100.11 --interface enp1s0f1np1 --print"
+"""Addresses of two machines, the same as in docs/serve.md: prints the lines for each."""
 DOUBTED = ("withdrawn", "not-found")
 
 
@@ -80,7 +82,8 @@ def models(kind: str) -> str:
 
 
 def _section(kind: str, gpus: int, found: list[Configuration]) -> Iterator[str]:
-    yield f"## {COUNTS[gpus]} {kind}\n\n```\nsm120kit serve {found[0].name}\n```\n\n"
+    nodes = NODES if found[0].hardware.nodes > 1 else ""
+    yield f"## {COUNTS[gpus]} {kind}\n\n```\nsm120kit serve {found[0].name}{nodes}\n```\n\n"
     yield "| model | configuration | published, tok/s | expected, tok/s |\n|---|---|---|---|\n"
     for one in found:
         yield f"| {_model(one)} | `{one.name}` | {_published(one)} | {_expected(one)} |\n"
