@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
 
 def stream(url: str, **schedule: object) -> Sample:
     request = StreamRequest(0, "/v1/chat/completions", {"schedule": {"interval": 0.002, "tokens": 40, **schedule}})
-    return client.stream_all(Endpoint.parse(url), [[request]], stall_seconds=1).samples[0]
+    return client.stream_all(Endpoint.parse(url), [[request]], stall_seconds=60).samples[0]
 
 
 def test_sample_matches_the_schedule(url: str) -> None:
@@ -71,7 +71,7 @@ def test_sample_is_independent_of_how_the_stream_is_cut(url: str, fault: str) ->
     [
         ("500", "HTTP 500: no memory"),
         ("disconnect", "RemoteProtocolError"),
-        ("stall", "stalled: no data for 1 s, the limit of --timeout"),
+        ("stall", "stalled: no data for 4 s, the limit of --timeout"),
         ("json", "the server ignored stream: true and sent one JSON document"),
         ("br", "the answer cannot be decompressed: the server compressed it as 'br', which was not offered"),
         ("error event", "server: out of blocks"),
@@ -79,7 +79,8 @@ def test_sample_is_independent_of_how_the_stream_is_cut(url: str, fault: str) ->
 )
 def test_failed_request_has_an_error_and_no_rate(url: str, fault: str, error: str) -> None:
     good, bad = (StreamRequest(0, "/v1/chat/completions", {"schedule": {"tokens": 40, "fault": name}}) for name in ("", fault))
-    first, broken, last = client.stream_all(Endpoint.parse(url), [[good, bad, good]], stall_seconds=1).samples
+    limit = 4 if fault == "stall" else 60
+    first, broken, last = client.stream_all(Endpoint.parse(url), [[good, bad, good]], stall_seconds=limit).samples
     assert broken.error.startswith(error)
     assert broken.decode_tok_s is None
     assert len(broken.chunk_seconds) == (0 if fault in ("500", "json", "br") else 20)
@@ -92,10 +93,9 @@ def test_tokens_are_unknown_without_usage(url: str) -> None:
 
 
 def test_users_run_concurrently(url: str) -> None:
-    request = StreamRequest(0, "/v1/chat/completions", {"schedule": {"interval": 0.005, "tokens": 40}})
-    samples = client.stream_all(Endpoint.parse(url), [[request]] * 16).samples
-    assert {sample.user for sample in samples} == set(range(16))
-    assert max(sample.started for sample in samples) < min(sample.ended for sample in samples)
+    request = StreamRequest(0, "/v1/chat/completions", {"schedule": {"tokens": 4, "together": 16}})
+    samples = client.stream_all(Endpoint.parse(url), [[request]] * 16, stall_seconds=60).samples
+    assert {(sample.user, sample.error) for sample in samples} == {(user, "") for user in range(16)}
 
 
 def test_chunk_times_are_of_arrival_not_of_the_read(url: str, tmp_path: Path) -> None:
@@ -109,7 +109,8 @@ def test_chunk_times_are_of_arrival_not_of_the_read(url: str, tmp_path: Path) ->
 
     result = client.stream_all(Endpoint.parse(url), [[watched], busy()])
     assert result.lag_seconds > 0.05
-    time.sleep(1.5)  # the server writes its log a second after the answer
+    while not log.exists() or not log.read_text().endswith("\n"):  # the server writes it a second after the answer
+        time.sleep(0.05)
     (sent,) = (json.loads(line)["sent"] for line in log.read_text().splitlines())
     # The clocks of client and server have an unknown offset, and either may be late for one chunk: the quartiles count.
     delays = [arrived - sent_at for arrived, sent_at in zip(result.samples[0].chunk_seconds, sent, strict=True)]
@@ -130,7 +131,7 @@ def test_choose_model(url: str) -> None:
 
 
 def sm120kit(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "sm120kit", *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-m", "sm120kit", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 WORKLOAD = 'summary = "x"\nprompts = ["a", "b"]\nconcurrency = [1, 3]\noutput_tokens = [8]\nrequests_per_stream = 2\n'

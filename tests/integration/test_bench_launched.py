@@ -346,7 +346,7 @@ def test_result_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
 
 def test_run_ends_when_the_server_goes_away(tmp_path: Path) -> None:
     port = free_port()
-    (tmp_path / "mine.toml").write_text(WORKLOAD.replace("[1, 2]", "[1]").replace("[200]", "[500, 501, 502, 503]"))
+    (tmp_path / "mine.toml").write_text(WORKLOAD.replace("[1, 2]", "[1]").replace("[200]", "[500, 9000, 9001, 9002]"))
     with subprocess.Popen([sys.executable, SUPPORT / "schedule_server.py", str(port)], stdout=subprocess.PIPE) as server:
         assert server.stdout and server.stdout.readline()
         argv = [sys.executable, "-m", "sm120kit", "bench", "run", f"http://127.0.0.1:{port}", "-w", "mine.toml"]

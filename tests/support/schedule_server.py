@@ -2,7 +2,8 @@
 
 A request's ``schedule`` has the times: the first chunk after ``first`` seconds, the next every ``interval``, ``tokens`` in all,
 ``per_chunk`` in each, ``first_chunk`` in the first, the first ``reasoning`` of them as reasoning; ``fault`` names an error to
-make. A late chunk does not delay the next one. Answers with the same ``capacity`` wait until fewer than that many run; their
+make. A late chunk does not delay the next one. Answers with the same ``together`` begin when that many wait, with the same
+``capacity`` wait until fewer than that many run; their
 prompts have 7 tokens, those of requests without a schedule one for each word.
 The defaults are the arguments of the server: ``max_tokens`` tokens, a chunk every ``INTERVAL`` seconds. With ``log``, a line of
 that file gets the times of the request and of each send.
@@ -32,6 +33,8 @@ from pathlib import Path
 MODEL = "schedule"
 SLOTS: dict[int, asyncio.Semaphore] = {}
 """Answers that may run at once, by the ``capacity`` of their schedules."""
+BARRIERS: dict[int, asyncio.Barrier] = {}
+"""Answers that begin at once, by ``together``."""
 OWNER, METRICS = os.environ.get("OWNER", ""), os.environ.get("METRICS", "")
 NAMES = ("interval", "first", "per_chunk", "first_chunk")
 
@@ -178,6 +181,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, defa
             )
             answer = Answer(writer, schedule, counting)
             answer.prompt_tokens = 7 if "schedule" in request else prompt_tokens(request)
+            if together := schedule.get("together"):
+                await BARRIERS.setdefault(together, asyncio.Barrier(together)).wait()
             async with SLOTS.setdefault(answer.capacity, asyncio.Semaphore(answer.capacity)):
                 stays_open = await answer.run()
             if not stays_open:

@@ -441,7 +441,7 @@ def serve(
         options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
         stop = "" if work else "; Ctrl-C stops it"
         options.report(f"serving {prepared.configuration.model.repository} at {service.url}{stop}")
-        if work is None:
+        if work is None and options.on_answer:  # without a request, a signal stops the server as it does later
             with signals.raising():
                 _request(service, prepared.configuration, options)
 
