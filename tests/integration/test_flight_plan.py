@@ -112,6 +112,16 @@ def test_fewest_gpus_that_hold_a_model_are_chosen(hub: ModelHub, tmp_path: Path)
     assert odd["arguments"][:4] == ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"]
 
 
+def test_model_without_a_cache_of_tokens_fits_by_its_states(hub: ModelHub, tmp_path: Path) -> None:
+    config = PLAIN | {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "state_size": 128, "conv_kernel": 4}
+    config |= {"num_heads": 80, "n_groups": 1, "layers_block_type": ["mamba"] * 4, "head_dim": 64}
+    for gigabytes, fits in ((20, True), (86.4, False)):
+        name = publish(hub, tmp_path, f"me/states-{gigabytes}", config)
+        hub.repositories[name]["model.safetensors"] = huge_shard(int(gigabytes * 1e9) - (1 << 20))
+        memory = plan(name, "--gpu", "rtx-pro-6000", "--gpus", "1")["memory"]
+        assert memory["fits"] is fits and "sequences" in memory["reason"], memory
+
+
 def test_engine_and_options_of_the_user_win(hub: ModelHub, tmp_path: Path) -> None:
     name = publish(hub, tmp_path, "me/plain", PLAIN)
     content = plan(name, "--gpu", "rtx-5090", "--engine", "sglang", "--", "--context-length", "4096", "--tp", "2")
@@ -279,6 +289,8 @@ def test_a_model_for_one_or_two_gpus_is_not_planned_for_more(hub: ModelHub, tmp_
         hub.repositories[name]["model.safetensors"] = huge_shard(int(size))
         content = plan(name, "--gpu", "rtx-5090")
         assert (content["gpus"], content["memory"]["fits"]) == (gpus, True)
+    hub.repositories[name]["model.safetensors"] = huge_shard(int(900e9))
+    assert plan(name, "--gpu", "rtx-5090")["gpus"] == 16, "none holds it: the most that can be planned for"
     hub.repositories[name]["model.safetensors"] = huge_shard(int(300e9))
     content = plan(name, "--gpu", "rtx-5090", "--gpus", "1")
     assert content["memory"]["fits"] is False and "300.0 GB" in content["memory"]["reason"]

@@ -157,8 +157,8 @@ def _next_steps(last: Draft, *, draft: bool, recorded: bool) -> list[str]:
 def update(*, sources: Sources, json: Json = False) -> None:
     """List the upstream releases that are newer than the recipes.
 
-    Also lists newer releases of the wheels that recipes pin, such as b12x, and of torch, CUTLASS DSL and NCCL. Reads the
-    package index. Exit code 1 if an engine has a newer release than its newest recipe.
+    Also lists newer releases of the wheels that recipes pin, such as b12x, and of torch, NCCL, CUTLASS DSL and the CUTLASS in
+    FlashInfer, with their age. Reads the package index. Exit code 1 if an engine has a newer release than its newest recipe.
     """
     from sm120kit.wheels import new_recipe
     from sm120kit.wheels.newer_wheels import newer_wheels

@@ -165,7 +165,7 @@ def _takes(recipe: EngineRecipe, quantization: str) -> bool:
 
 
 def derive(model: NamedModel, recipe: EngineRecipe, hardware: Hardware, *, exact: bool) -> DerivedConfiguration:
-    """How a recipe serves a model on GPUs: on the fewest of them that hold it, or on all if they are ``exact``.
+    """How a recipe serves a model on GPUs: on the fewest of them that hold it, or on all if none do or they are ``exact``.
 
     The KV cache is FP8 only if that is what makes room for :data:`LEAST_CONTEXT` tokens.
     """
@@ -176,7 +176,9 @@ def derive(model: NamedModel, recipe: EngineRecipe, hardware: Hardware, *, exact
         for count in counts
         for kv_type in ("", "fp8")
     ]
-    draft = next((each for each in tried if each.is_roomy), None) or max(tried, key=lambda each: (each.room, not each.kv_type))
+    draft = next((each for each in tried if each.is_roomy), None) or max(
+        tried, key=lambda each: (each.room, each.hardware.gpus, not each.kv_type)
+    )
     return DerivedConfiguration(draft.configuration, tuple(draft.notes()))
 
 

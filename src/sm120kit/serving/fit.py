@@ -61,8 +61,12 @@ class Fit:
         """Capacity of the KV cache in tokens, None if unknown."""
         if self.memory_bytes is None or not self.kv_bytes_per_token:
             return None
-        free = int((self.memory_bytes * self.share - self.weight_bytes) * self.kv_share) - self.kv_bytes_per_sequence
-        return max(0, free) // self.kv_bytes_per_token
+        return max(0, self._room - self.kv_bytes_per_sequence) // self.kv_bytes_per_token
+
+    @property
+    def _room(self) -> int:
+        """Bytes for tokens, windows and states."""
+        return int(((self.memory_bytes or 0) * self.share - self.weight_bytes) * self.kv_share)
 
     @property
     def overflows(self) -> bool:
@@ -78,6 +82,9 @@ class Fit:
         left = usable - weights
         if self.overflows:
             return False, f"weights of {weights:.1f} GB exceed the {usable:.1f} GB that the engine takes of each GPU"
+        if self.kv_bytes_per_token == 0:
+            sequences = self._room // max(self.kv_bytes_per_sequence, 1)
+            return sequences > 0, f"{left:.1f} GB hold the states of {sequences:,} sequences, which keep nothing of tokens"
         if self.capacity_tokens is None:
             return None, f"weights of {weights:.1f} GB leave {left:.1f} GB; the KV cache is unknown: {self.why_no_kv}"
         room = f"{left:.1f} GB hold {self.capacity_tokens:,} tokens of KV cache"

@@ -13,7 +13,7 @@ from packaging.version import Version
 from sm120kit import recipes
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch
-from sm120kit.recipes import lockfile
+from sm120kit.recipes import FlashInferRecipe, lockfile
 from sm120kit.recipes.drafts import distribution
 from sm120kit.sources.index import ListedFile
 from sm120kit.sources.releases import Releases
@@ -21,6 +21,9 @@ from sm120kit.sources.run_options import Options
 
 WATCHED = r"torch|nvidia-cutlass-dsl|nvidia-nccl-cu\d+"
 """Distributions of a closure that are listed although no recipe names them."""
+
+CUTLASS, RELEASED_WITH = "cutlass", "nvidia-cutlass-dsl"
+"""The CUTLASS inside FlashInfer's sdist, and the distribution with the versions of its releases: the index has no other of it."""
 
 _PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.!+]+)")
 
@@ -50,7 +53,10 @@ def newer_wheels(options: Options) -> list[NewerWheel]:
         for name, version in sorted({*_pinned_by(recipe)}):
             pinned.setdefault((name, Version(version)), []).append(recipe)
     releases, engines = Releases(options.workspace, options.origin), {*map(distribution, recipes.known_engines())}
-    newest = {name: _newest(releases, name) for name in sorted({name for name, _ in pinned} - engines)}
+    newest = {
+        name: _newest(releases, RELEASED_WITH if name == CUTLASS else name)
+        for name in sorted({name for name, _ in pinned} - engines)
+    }
     return [
         NewerWheel(name, str(version), file.version, _age(file), tuple(by))
         for (name, version), by in sorted(pinned.items())
@@ -59,12 +65,14 @@ def newer_wheels(options: Options) -> list[NewerWheel]:
 
 
 def _pinned_by(recipe: str) -> Iterator[tuple[str, str]]:
-    """Names and versions that a recipe pins by ``==`` or an override, and those of :data:`WATCHED` in its lockfile."""
+    """Names and versions that a recipe pins by ``==`` or an override, its CUTLASS, and :data:`WATCHED` in its lockfile."""
     try:
         loaded = recipes.load(recipe)
     except BadInput as error:
         reporting.warn(error.message)
         return
+    if isinstance(loaded, FlashInferRecipe) and CUTLASS in loaded.sources:
+        yield CUTLASS, loaded.sources[CUTLASS].version
     if loaded.environment:
         for requirement in loaded.environment.requires:
             if match := _PINNED.match(requirement):
