@@ -283,7 +283,7 @@ VLLM = Vllm(
         "--mm-encoder-fp8-scale-path",
         "--allowed-local-media-path",
     ),
-    programs=("vllm serve", "vllm.entrypoints.openai.api_server"),
+    programs=("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main serve"),
     model_parsers=PARSERS,
     quantizations={"auto-round": "inc", "gptq": "gptq_marlin", "awq": "awq_marlin"},
     tool_arguments=("--enable-auto-tool-choice",),

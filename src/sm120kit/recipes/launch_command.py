@@ -135,18 +135,24 @@ def _of_docker_run(words: Sequence[str], environment_file: EnvironmentFile) -> L
     if not rest:
         return None
     image, *argv = rest
-    entrypoint = [value for name, value in options if name == "--entrypoint"]
+    replaced = [value for name, value in options if name == "--entrypoint"]
     container = _ContainerSettings(environment_file)
     for name, value in options:
         container.docker_option(name, value)
-    return container.launch(image, [*entrypoint, *argv], replaced=bool(entrypoint))
+    return container.launch(image, [*filter(None, replaced), *argv], replaced=bool(replaced))
+
+
+_ARRAY = re.compile(r"\$\{\w+\[@\]\}")
 
 
 def _docker_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Options before the image, and the words from it on."""
+    """Options before the image, and the words from it on. An array that a script does not set stands for options."""
     options, rest = list[tuple[str, str]](), list(words)
-    while rest and rest[0].startswith("-"):
+    while rest and (rest[0].startswith("-") or _ARRAY.fullmatch(rest[0])):
         word, *rest = rest
+        if _ARRAY.fullmatch(word):
+            options.append((word, ""))
+            continue
         if word.startswith("--"):
             name, equals, value = word.partition("=")
             if not equals and name not in _FLAGS and rest:
