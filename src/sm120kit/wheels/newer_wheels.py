@@ -23,7 +23,7 @@ WATCHED = r"torch|nvidia-cutlass-dsl|nvidia-nccl-cu\d+"
 """Distributions of a closure that are listed although no recipe names them."""
 
 CUTLASS, RELEASED_WITH = "cutlass", "nvidia-cutlass-dsl"
-"""The CUTLASS inside FlashInfer's sdist, and the distribution with the versions of its releases: the index has no other of it."""
+"""The CUTLASS inside FlashInfer, and the distribution with the versions of its releases: the index has no other of it."""
 
 _PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.!+]+)")
 
