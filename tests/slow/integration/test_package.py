@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import uv
 
 ROOT = Path(__file__).parents[3]
 PACKAGES: Mapping[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]["wheel"]["packages"]
@@ -281,3 +282,35 @@ def test_editable_install_adds_only_the_source_to_the_path(clone: Path, tmp_path
             line for name in archive.namelist() if name.endswith(".pth") for line in archive.read(name).decode().splitlines()
         ]
     assert {line for line in lines if not line.startswith("import ")} == {str(clone / "src")}
+
+
+class TestRelease:
+    """What the workflow `release` uploads for a tag, installed from a folder as from an index."""
+
+    @pytest.fixture
+    def dist(self, clone: Path) -> Path:
+        git(clone, "tag", "v0.1.0")
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        argv = ["ci/distributions.sh", "v0.1.0"]
+        done = subprocess.run(argv, cwd=clone, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return clone / "dist"
+
+    def test_uvx_runs_commands_with_the_data_of_the_wheel(self, dist: Path, tmp_path: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SM120KIT_")}
+        environment |= {
+            "SM120KIT_STATE": str(tmp_path / "state"),
+            "HF_HUB_OFFLINE": "1",
+            "UV_TOOL_DIR": str(tmp_path / "tools"),
+        }
+        uvx = [uv.find_uv_bin(), "tool", "run", "--quiet", "--find-links", str(dist), "--from", "sm120kit==0.1.0", "sm120kit"]
+
+        def printed(*arguments: str) -> str:
+            done = subprocess.run([*uvx, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        assert printed("--version") == "sm120kit 0.1.0\n"
+        assert "qwen3.6-35b-a3b-nvfp4-1x-rtx-5090" in printed("config", "list")
+        assert "ok vllm-0.33.0\n" in printed("recipe", "check")
+        assert "--max-model-len" in printed("plan", "openai/gpt-oss-120b", "--gpu", "rtx-pro-6000")
