@@ -44,7 +44,7 @@ def stamping() -> Iterator[None]:
 
 
 async def connected(listening: socket.socket) -> tuple[Any, socket.socket]:
-    stream = await wire._Backend().connect_tcp("127.0.0.1", listening.getsockname()[1], timeout=5)
+    stream = await wire._Backend().connect_tcp("127.0.0.1", listening.getsockname()[1], timeout=60)
     return stream, listening.accept()[0]
 
 
@@ -55,7 +55,7 @@ def test_arrival_is_before_the_read(listening: socket.socket, stamping: None) ->
         peer.sendall(b"token")
         time.sleep(0.05)
         before_read = time.perf_counter()
-        assert await stream.read(100, timeout=5) == b"token"
+        assert await stream.read(100, timeout=60) == b"token"
         await stream.aclose()
         peer.close()
         return sent, stream.arrived, before_read
@@ -87,7 +87,7 @@ def test_what_a_full_read_leaves_may_have_arrived_before_it(listening: socket.so
         stream, peer = await connected(listening)
         before = stream._earliest
         peer.sendall(received)
-        await stream.read(100, timeout=5)
+        await stream.read(100, timeout=60)
         read_again = stream._last_read
         wall_ns = time.time_ns()
         control = [(socket.SOL_SOCKET, wire.SO_TIMESTAMPNS, wire._TIMESPEC.pack(wall_ns // 10**9 - 60, 0))]
@@ -176,7 +176,7 @@ def sample_of(listening: socket.socket, *parts: bytes, **limits: Any) -> Sample:
     threading.Thread(target=serve, daemon=True).start()
     endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
     request = bench_client.StreamRequest(0, "/", {}, **limits)
-    (sample,) = bench_client.stream_all(endpoint, [[request]], stall_seconds=5).samples
+    (sample,) = bench_client.stream_all(endpoint, [[request]], stall_seconds=60).samples
     return sample
 
 
@@ -244,7 +244,7 @@ def test_answer_before_the_end_of_the_request(listening: socket.socket) -> None:
         while stream.response.decoding:
             await asyncio.sleep(0.001)
         await stream.write(b"{}")
-        assert await stream.read(1000, timeout=5) == CHUNKED + b"0\r\n\r\n"
+        assert await stream.read(1000, timeout=60) == CHUNKED + b"0\r\n\r\n"
         content = [read for _, read in stream.response.content]
         await stream.aclose()
         peer.close()
@@ -272,7 +272,7 @@ def test_surplus_bytes_are_kept_for_the_next_read(listening: socket.socket) -> N
         stream, peer = await connected(listening)
         peer.sendall(b"abcdef")
         peer.close()
-        reads = [await stream.read(4, timeout=5) for _ in range(3)]
+        reads = [await stream.read(4, timeout=60) for _ in range(3)]
         assert stream.get_extra_info("is_readable"), "the pool drops a closed connection"
         await stream.aclose()
         return reads
@@ -291,7 +291,7 @@ def test_next_address_of_a_host_is_tried(listening: socket.socket, monkeypatch: 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
         stream, peer = await connected(listening)
         peer.sendall(b"here")
-        read: bytes = await stream.read(100, timeout=5)
+        read: bytes = await stream.read(100, timeout=60)
         await stream.aclose()
         peer.close()
         return read
@@ -308,7 +308,7 @@ def test_timeout_and_refused_connection_are_pool_errors(listening: socket.socket
         peer.close()
 
     async def connect(port: int) -> None:
-        await wire._Backend().connect_tcp("127.0.0.1", port, timeout=5)
+        await wire._Backend().connect_tcp("127.0.0.1", port, timeout=60)
 
     asyncio.run(silent())
     port = listening.getsockname()[1]
@@ -368,7 +368,7 @@ def answered(listening: socket.socket, *connections: list[bytes | None]) -> tupl
     thread.start()
     endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
     request = bench_client.StreamRequest(0, "/", {})
-    samples = bench_client.stream_all(endpoint, [[request] * 2], stall_seconds=5).samples
+    samples = bench_client.stream_all(endpoint, [[request] * 2], stall_seconds=60).samples
     return [sample.error for sample in samples], arrived
 
 

@@ -17,24 +17,31 @@ import sys, time
 from sm120kit.core import console, heartbeat, process, reporting
 heartbeat.SILENT_SECONDS, heartbeat.LONG_SECONDS = 0.2, 0.1
 console.quiet = "-q" in sys.argv
+def pause():  # in parts: after a stall, the others leave time for a line
+    for _ in range(20):
+        time.sleep(0.1)
+
 with console.heartbeat(), reporting.use(console):
 """
 BODIES = {
-    "step": ("    with console.step('resolving'): time.sleep(2)", ["resolving\n", "resolving: "]),
-    "program": ("    console.info('generating')\n    process.run(['/bin/sleep', '2'])", ["generating\n", "generating: "]),
+    "step": ("    with console.step('resolving'): pause()", ["resolving\n", "resolving: "]),
+    "program": (
+        "    console.info('generating')\n    process.run(['/bin/sh', '-c', '" + "sleep 0.25; " * 8 + "'])",
+        ["generating\n", "generating: "],
+    ),
     "progress": (
         "    with console.progress() as display:\n"
-        "        display.advance(display.add_task('tiles', total=3), 1)\n        time.sleep(2)",
+        "        display.advance(display.add_task('tiles', total=3), 1)\n        pause()",
         ["tiles: 1 of 3, "],
     ),
     "transfer": (
         "    with console.progress(transfer=True) as display:\n"
-        "        display.advance(display.add_task('wheel', total=3e9), 1e9)\n        time.sleep(2)",
+        "        display.advance(display.add_task('wheel', total=3e9), 1e9)\n        pause()",
         ["wheel: 1,000 of 3,000 MB, "],
     ),
-    "wait": ("    with console.working('inspecting'): time.sleep(2)", ["inspecting: "]),
-    "status": ("    with console.status() as show:\n        show('starting')\n        time.sleep(2)", ["starting\n"]),
-    "nothing": ("    console.info('serving')\n    time.sleep(2)", ["serving\n"]),
+    "wait": ("    with console.working('inspecting'): pause()", ["inspecting: "]),
+    "status": ("    with console.status() as show:\n        show('starting')\n        pause()", ["starting\n"]),
+    "nothing": ("    console.info('serving')\n    pause()", ["serving\n"]),
 }
 
 

@@ -129,9 +129,7 @@ def test_reservation_of_ended_process_is_ignored(tmp_path: Path) -> None:
     (gate.directory / "running" / str(child.pid)).write_text(
         f'{{"output": "dead.o", "pid": {child.pid}, "expected_bytes": {90 * MIB}}}'
     )
-    started = time.monotonic()
-    gate.reserve("a.o").unlink()
-    assert time.monotonic() - started < 5
+    gate.reserve("a.o").unlink()  # otherwise it waits for ever
 
 
 def test_costs_are_stored_for_successful_units(tmp_path: Path) -> None:
