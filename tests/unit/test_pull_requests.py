@@ -86,6 +86,7 @@ def forge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forge]:
     with Forge() as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setenv("SM120KIT_FORGE", server.url)
+        monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "120")  # several stalls of the machine are shorter
         yield server
         server.shutdown()
 
