@@ -428,6 +428,12 @@ def test_healthy_lines_do_not_explain_a_log(line: str) -> None:
     assert not explain(line + "\nend\n").known
 
 
+def test_a_class_that_every_release_has_is_not_called_newer_than_the_engine() -> None:
+    line = "vLLM API server version 0.19.0\nValueError: Model architectures ['{}'] are not supported for now."
+    assert ids(explain(line.format("NewForCausalLM"))) == ["architecture-unknown"]
+    assert ids(explain(line.format("LlamaForCausalLM"))) == []
+
+
 def test_a_bar_that_is_assigned_later_is_no_failure() -> None:
     refused = "pci 0000:01:00.0: BAR 1 [mem size 0x800000000 64bit pref]: can't assign; no space\n"
     assert ids(explain(refused)) == ["bar-no-space"]
