@@ -20,7 +20,8 @@ class Ablation(Strict):
     """An option: ``arguments``, ``environment``, or one to leave out; its ``effect`` as ``source`` has it.
 
     ``engine`` is the start of a recipe's name, ``gpus`` the numbers of GPUs in one machine, none for all. ``key`` is a word
-    that configurations with the option have in their arguments. ``speculation`` and ``experts`` are what it requires.
+    that configurations with the option have in their arguments. ``speculation`` and ``experts`` are what it requires,
+    ``methods`` the methods of speculation, all if empty.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Ablation(Strict):
     environment: Annotated[dict[str, str], Field(default_factory=dict)]
     gpus: Annotated[tuple[int, ...], Field(strict=False)] = ()
     speculation: bool = False
+    methods: Strings = ()
     experts: bool = False
     key: str = ""
 
@@ -40,12 +42,13 @@ class Ablation(Strict):
         has = self.environment.keys() & configuration.environment.keys() or any(
             self.key and self.key in argument for argument in configuration.arguments
         )
+        drafts = configuration.speculation
         gpus = configuration.hardware.gpus if configuration.hardware.nodes == 1 else 0
         return (
             not has
             and configuration.engine.startswith(self.engine)
             and (not self.gpus or gpus in self.gpus)
-            and (not self.speculation or configuration.speculation is not None)
+            and (not self.speculation or (drafts is not None and (not self.methods or drafts.method in self.methods)))
             and (not self.experts or bool(EXPERTS.search(configuration.model.repository)))
         )
 

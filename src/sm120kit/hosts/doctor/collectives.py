@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from sm120kit.hosts.doctor import peers
-from sm120kit.hosts.doctor.findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem
+from sm120kit.hosts.doctor import linux, p2p, pcie, peers
+from sm120kit.hosts.doctor.findings import (
+    Diagnosis,
+    HostCheck,
+    Impact,
+    Scope,
+    Status,
+    check,
+    not_applicable,
+    ok,
+    problem,
+    unknown,
+)
 from sm120kit.hosts.doctor.machine import TURIN_FAMILY
 from sm120kit.hosts.facts import Host
 from sm120kit.hosts.facts.fact_records import PeerCache
@@ -190,4 +201,30 @@ def preload(host: Host) -> Diagnosis:
     )
 
 
-CHECKS: tuple[HostCheck, ...] = (preload, p2p_level, p2p_disable, turin_graph, allocator, peer_cache, kernel_cache)
+@check(
+    "pcie-ipc",
+    "an all-reduce by PCIe IPC has what it needs",
+    Scope.PAIR,
+    "FlashInfer 0.7.2.post1 comm/pcie_ipc_ar.py: ranks read and write each other's memory; docs/tune.md",
+    generic=True,
+)
+def pcie_ipc(host: Host) -> Diagnosis:
+    verdicts = {each.name: each.diagnose(host) for each in (p2p.grant, linux.iommu, pcie.acs)}
+    lacking = [f"{name}: {verdict.fact}" for name, verdict in verdicts.items() if verdict.status is Status.PROBLEM]
+    if lacking:
+        return problem(
+            Impact.MINOR,
+            "; ".join(lacking),
+            cause="its ranks must reach each other's memory directly: P2P granted, and no IOMMU or ACS in between",
+            consequence="VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC and SGLANG_ENABLE_PCIE_IPC_ALLREDUCE fail, hang, or are slower "
+            "than NCCL",
+            fix=f"as for {', '.join(name for name, verdict in verdicts.items() if verdict.status is Status.PROBLEM)}; then "
+            "sm120kit tune CONFIG measures it",
+        )
+    hidden = [name for name, verdict in verdicts.items() if verdict.status is Status.UNKNOWN]
+    if hidden:
+        return unknown(f"{' and '.join(hidden)} unknown", "sudo sm120kit doctor; sm120kit tune CONFIG measures it")
+    return ok("P2P is granted, and neither IOMMU nor ACS redirects it; sm120kit tune CONFIG measures it")
+
+
+CHECKS: tuple[HostCheck, ...] = (preload, p2p_level, p2p_disable, pcie_ipc, turin_graph, allocator, peer_cache, kernel_cache)
