@@ -33,6 +33,7 @@ from sm120kit.core.workspace import Workspace  # noqa: E402
 from sm120kit.images import delivery  # noqa: E402
 
 CLOSURE = ROOT / "tests" / "support" / "image_closure.json"
+WITHOUT_CHECKS = ROOT / "tests" / "support" / "image_without_checks.py"
 HEADER = "csrc/nv_internal/tensorrt_llm/kernels/quantization.cuh"
 TINY = """
 [groups.tiny]
@@ -97,13 +98,23 @@ def measure(scratch: Path) -> list[str]:
         base = json.loads(client.api.import_image_from_file(str(packed), repository="base", tag="test").splitlines()[-1])[
             "status"
         ]
-        command = ["image", "flashinfer@0.6.6", "--kernels", "tiny", "--base", base, "--closure", str(CLOSURE), "--offline"]
+        command = [
+            str(WITHOUT_CHECKS),
+            "flashinfer@0.6.6",
+            "--kernels",
+            "tiny",
+            "--base",
+            base,
+            "--closure",
+            str(CLOSURE),
+            "--offline",
+        ]
         state = scratch / "state"
         shutil.copytree(downloads, state / "downloads")
 
         def build_with_sm120kit() -> str:
             environment["SM120KIT_STATE"] = str(state)
-            return output([sys.executable, "-m", "sm120kit", *command], environment)
+            return output([sys.executable, *command, "--offline"], environment)
 
         def build_dockerfile() -> str:
             return str(client.images.build(path=str(naive), network_mode="none", rm=True)[0].id)

@@ -31,7 +31,6 @@ echo "completions: ${COMPREPLY[*]}"
         (("sm120kit", "build", "--of"), {"--offline"}),
         (("sm120kit", "build", "--j"), {"--jobs", "--json"}),
         (("sm120kit", "build", "flashinfer-0.7.2"), {"flashinfer-0.7.2", "flashinfer-0.7.2.post1"}),
-        (("sm120kit", "image", "build", "sglang-0.5.1"), {"sglang-0.5.11", "sglang-0.5.11-b12x"}),
         (("sm120kit", "config", "show", "kimi"), {"kimi-k2.5-8x-rtx-pro-6000"}),
         (("sm120kit", "patch", "drop", "vllm/no-cu"), {"vllm/no-cutlass-int8-on-sm12x"}),
         (("sm120kit", "build", "--output", ""), set()),

@@ -130,14 +130,14 @@ def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], serve
     (tmp_path / "inspected").write_text(json.dumps(["2026-01-01T00:00:00Z", "/s", labels, mounts]))
     docker(ps="echo 1234", inspect=f"cat {tmp_path}/inspected")
     for arguments in (("--all",), ("servers", "records")):
-        result = CliRunner().invoke(app, ["cache", "clean", *arguments, "--state", str(state)])
+        result = CliRunner().invoke(app, ["cache", "--clean", *arguments, "--state", str(state)])
         assert result.exit_code == 0, result
         assert [path.name for path in (state / "caches").iterdir()] == [CACHE] and (
             state / "caches" / CACHE / "kernels"
         ).is_dir()
         assert kept(server) == ("one\n", "")
     docker(ps="true")
-    assert CliRunner().invoke(app, ["cache", "clean", "servers", "records", "--state", str(state)]).exit_code == 0
+    assert CliRunner().invoke(app, ["cache", "--clean", "servers", "records", "--state", str(state)]).exit_code == 0
     assert not [*(state / "caches").iterdir(), *(state / "runs").iterdir()]
 
 
@@ -146,7 +146,7 @@ def test_clean_keeps_servers_and_records_if_docker_does_not_respond(
 ) -> None:
     state = Path(server.record).parents[1]
     docker(ps="echo 'Cannot connect to the Docker daemon' >&2; exit 1")
-    result = CliRunner().invoke(app, ["cache", "clean", "servers", "records", "--state", str(state)])
+    result = CliRunner().invoke(app, ["cache", "--clean", "servers", "records", "--state", str(state)])
     assert result.exit_code == 0 and "servers and records are kept" in result.stderr
     assert kept(server) == ("one\n", "") and len([*(state / "caches").iterdir()]) == 2
 

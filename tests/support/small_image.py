@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLOSURE = Path(__file__).with_name("image_closure.json")
+WITHOUT_CHECKS = Path(__file__).with_name("image_without_checks.py")
 
 
 @dataclass
@@ -43,13 +44,20 @@ class ImageHost:
         }
 
     def run(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(self.argv(*arguments), env=self.environment, cwd=self.directory, capture_output=True, text=True)
+        return self.run_program(self.argv(*arguments), code)
+
+    def run_program(self, argv: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(argv, env=self.environment, cwd=self.directory, capture_output=True, text=True)
         assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}{done.stderr}"
         return done
 
     def image(self, base: str, *options: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = ["image", "flashinfer@0.6.6", "--kernels", "tiny", "--base", base, "--closure", CLOSURE]
-        return self.run(*command, *options, code=code)
+        arguments = ["flashinfer@0.6.6", "--kernels", "tiny", "--base", base, "--closure", CLOSURE, *options]
+        return self.without_checks(*arguments, code=code)
+
+    def without_checks(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Build an image that is not checked and not tagged."""
+        return self.run_program([sys.executable, *map(str, (WITHOUT_CHECKS, *arguments))], code)
 
     @property
     def client(self) -> Any:

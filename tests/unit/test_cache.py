@@ -203,7 +203,7 @@ def test_gc_with_a_damaged_lock_removes_nothing(workspace: Workspace, tmp_path: 
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path / "data"))
     fill(workspace.downloads / ABSENT)
     recipes.lock_path(recipes.locate(NAME)).write_text("{")
-    assert isinstance(run("clean").exception, Mismatch)
+    assert isinstance(run("--clean").exception, Mismatch)
     assert remaining(workspace) == {ABSENT}
     result = run()
     assert result.exit_code == 0 and "unreferenced entries are unknown" in result.stderr
@@ -271,11 +271,11 @@ def test_gc_removes_unreferenced_entries(workspace: Workspace) -> None:
     gone = fill(workspace.work("flashinfer-0.0.1-sm_120f"), 2_000_000)
     tree = fill(workspace.cache / "trees" / NO_TREE)
     (index := workspace.cache / "trees" / f".{NO_TREE}.index").touch()
-    result = run("clean", "--dry-run")
+    result = run("--clean", "--dry-run")
     assert result.exit_code == 0 and "would remove 2 entries, 2.0" in result.stdout
     assert "there is no recipe flashinfer-0.0.1" in result.stdout
     assert gone.is_dir() and tree.is_dir()
-    report = json.loads(run("clean", "--json").stdout)
+    report = json.loads(run("--clean", "--json").stdout)
     assert [entry["name"] for entry in report["entries"]] == [NO_TREE, gone.name]
     assert report["bytes"] >= 2_000_000 and not report["dry_run"]
     assert kept.is_dir() and not gone.exists() and not tree.exists() and not index.exists()
@@ -290,13 +290,13 @@ def test_clean_removes_by_kind_and_age(workspace: Workspace) -> None:
         for path in (entry, *entry.rglob("*")):
             os.utime(path, (time.time() - 40 * DAY,) * 2)
     for arguments, removed in (
-        (("clean", "builds"), set()),
-        (("clean", "downloads", "--older", "60d"), set()),
-        (("clean", "downloads", "--older", "30d", "--dry-run"), set()),
-        (("clean", "downloads", "--older", "4w"), {old.name}),
-        (("clean", "--older", "900h"), {emulation.name}),
-        (("clean", "--all"), {new.name}),
-        (("clean", "records"), {record.name}),
+        (("--clean", "builds"), set()),
+        (("--clean", "downloads", "--older", "60d"), set()),
+        (("--clean", "downloads", "--older", "30d", "--dry-run"), set()),
+        (("--clean", "downloads", "--older", "4w"), {old.name}),
+        (("--clean", "--older", "900h"), {emulation.name}),
+        (("--clean", "--all"), {new.name}),
+        (("--clean", "records"), {record.name}),
     ):
         before = remaining(workspace)
         result = run(*arguments)
@@ -324,19 +324,19 @@ def test_blobs_of_images(workspace: Workspace) -> None:
     listed = json.loads(run("--json").stdout)["kinds"]
     of_kind = {kind["kind"]: (kind["entries"], bool(kind["unreferenced_bytes"])) for kind in listed}
     assert (of_kind["blobs"], of_kind["compressed"], of_kind["temporary"]) == ((7, True), (4, True), (1, True))
-    run("clean")
+    run("--clean")
     assert not layout.has(loose.digest) and [*map(len, (layout.images(), [*compressed.iterdir()]))] == [2, 2]
     assert not [*(workspace.root / "oci" / "partial").iterdir()]
     layout.verify(tagged.digest)
     layout.verify(untagged.digest)
 
-    assert run("clean", "blobs", "--dry-run").stdout.splitlines()[-1].startswith("would remove 3 entries")
+    assert run("--clean", "blobs", "--dry-run").stdout.splitlines()[-1].startswith("would remove 3 entries")
     assert len(layout.images()) == 2
-    run("clean", "--all")
+    run("--clean", "--all")
     assert layout.images() == [(layout.find("name:tag"), ("name:tag",))] and not layout.has(own.digest)
     layout.verify(tagged.digest)
     layout.path(tagged.digest).write_bytes(b"damaged")
-    assert isinstance(run("clean", "blobs").exception, Mismatch), "nothing is removed"
+    assert isinstance(run("--clean", "blobs").exception, Mismatch), "nothing is removed"
     assert layout.has(shared.digest)
 
 
@@ -415,11 +415,11 @@ def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("clean", "--all", "--recipe", "x.toml"), "--recipe"),
-        (("clean", "--all", "downloads"), "--all"),
-        (("clean", "--older", "30"), "'30' is not an age"),
-        (("clean", "--older", "-1d"), "'-1d' is not an age"),
-        (("clean", "download"), "did you mean 'downloads'"),
+        (("--clean", "--all", "--recipe", "x.toml"), "--recipe"),
+        (("--clean", "--all", "downloads"), "--all"),
+        (("--clean", "--older", "30"), "'30' is not an age"),
+        (("--clean", "--older", "-1d"), "'-1d' is not an age"),
+        (("--clean", "download"), "did you mean 'downloads'"),
     ],
 )
 def test_clean_refuses_invalid_arguments(arguments: tuple[str, ...], message: str, workspace: Workspace) -> None:
@@ -430,7 +430,7 @@ def test_clean_refuses_invalid_arguments(arguments: tuple[str, ...], message: st
     assert remaining(workspace) == {ABSENT}
 
 
-@pytest.mark.parametrize("arguments", [("clean",), ("clean", "--all")])
+@pytest.mark.parametrize("arguments", [("--clean",), ("--clean", "--all")])
 def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     directory = fill(tmp_path / "home" / "downloads" / ABSENT)
     result = run(*arguments, "--state", str(tmp_path / "home"))
@@ -439,7 +439,7 @@ def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments:
     assert directory.is_dir() and not (tmp_path / "home" / "locks").exists()
 
 
-@pytest.mark.parametrize("arguments", [("clean",), ("clean", "--all")])
+@pytest.mark.parametrize("arguments", [("--clean",), ("--clean", "--all")])
 def test_nothing_is_removed_through_a_link(arguments: tuple[str, ...], workspace: Workspace, tmp_path: Path) -> None:
     mine = fill(tmp_path / "mine" / ABSENT)
     emulated = fill(tmp_path / "data" / "emulate" / ABSENT)
@@ -449,18 +449,17 @@ def test_nothing_is_removed_through_a_link(arguments: tuple[str, ...], workspace
     assert (mine / "file").is_file() and (emulated / "file").is_file()
 
 
-@pytest.mark.parametrize("arguments", [("clean",), ("clean", "--older", "30d")])
+@pytest.mark.parametrize("arguments", [("--clean",), ("--clean", "--older", "30d")])
 def test_nothing_is_removed_before_the_first_command(arguments: tuple[str, ...], tmp_path: Path) -> None:
     result = run(*arguments, "--state", str(tmp_path / "new"))
     assert (result.exit_code, result.stdout) == (0, "removed 0 entries, 0 B\n"), result.output
     assert not (tmp_path / "new").exists()
 
 
-def test_info_prints_sizes_by_kind(workspace: Workspace) -> None:
+def test_sizes_are_printed_by_kind(workspace: Workspace) -> None:
     fill(workspace.downloads / ABSENT, 3_000_000)
     fill(workspace.cache / "emulate" / ABSENT)
     output = run().stdout
-    assert output == run("info").stdout
     (line,) = [line for line in output.splitlines() if "downloads" in line]
     assert line.split()[-6:] == ["3.0", "MB", "3.0", "MB", "within", "the", "hour"][-6:]
     report = json.loads(run("--json").stdout)
@@ -494,7 +493,7 @@ def test_removal_waits_for_running_commands(workspace: Workspace) -> None:
     fill(workspace.downloads / ABSENT)
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
-        waiting = subprocess.Popen([sys.executable, "-m", "sm120kit", "cache", "clean"], stderr=subprocess.PIPE, text=True)
+        waiting = subprocess.Popen([sys.executable, "-m", "sm120kit", "cache", "--clean"], stderr=subprocess.PIPE, text=True)
         assert waiting.stderr is not None
         message = waiting.stderr.readline()
         assert message.startswith(f"waiting for other commands that use {workspace.root} (process {holder.pid} of user ")
@@ -520,7 +519,7 @@ def test_interrupted_removal_is_completed_by_the_next(workspace: Workspace) -> N
     directory = fill(workspace.downloads / ABSENT)
     directory.rename(directory.with_name(f".{ABSENT}.123"))
     assert unreferenced(workspace)
-    assert run("clean").exit_code == 0
+    assert run("--clean").exit_code == 0
     assert not list(workspace.downloads.iterdir())
 
 
@@ -528,7 +527,7 @@ def test_interrupted_removal_is_completed_by_the_next(workspace: Workspace) -> N
 def test_error_names_an_entry_that_cannot_be_removed(workspace: Workspace) -> None:
     directory = fill(workspace.root / "caches" / "0123456789abcdef" / "root")
     directory.chmod(0o500)
-    result = run("clean", "servers")
+    result = run("--clean", "servers")
     assert isinstance(result.exception, Sm120kitError) and "cannot remove" in result.exception.message
     assert "rm -r" in result.exception.hint
     (hidden,) = (workspace.root / "caches").iterdir()

@@ -47,7 +47,6 @@ BASE = {
     "bench compare": ["log.txt", "log.txt"],
     "bench import": ["log.txt"],
     "config show": [CONFIG],
-    "image build": ["flashinfer", "--base", f"x@sha256:{'0' * 64}", "--offline"],
     "image export": ["image", "out.tar"],
     "image load": ["image"],
     "image rm": ["image"],
@@ -80,9 +79,9 @@ def commands(branch: Branch = COMMANDS, group: Any = ROOT, prefix: str = "") -> 
     for name, child in branch.commands.items():
         path = f"{prefix} {name}".strip()
         if isinstance(child, Branch):
-            yield from commands(child, group.commands[name], path)
+            yield from commands(child, group.get_command(None, name), path)
         else:
-            yield path, group.commands[name]
+            yield path, group.get_command(None, name)
 
 
 COMMAND = dict(commands())
@@ -185,7 +184,7 @@ KINDS = {
 """Contents for files of each format; other files may be JSON."""
 
 PLACES = ["missing", "a directory", "a link to nothing", "a link to itself", "a device", "a name too long"]
-SHARED = {"--state", "--mirror", "--index", "--jobs", "--memory", "--trust", "--api-key"}
+SHARED = {"--state", "--mirror", "--index-url", "--find-links", "--index", "--jobs", "--memory", "--trust", "--api-key"}
 """Options with the same meaning everywhere: they are tested with two commands."""
 
 

@@ -236,11 +236,11 @@ def test_cache_lists_and_cleans_states(shelf: Shelf) -> None:
     first = shelf.json()
 
     def entries() -> int:
-        listed = json.loads(CliRunner().invoke(app, ["cache", "info", "--json"]).stdout)
+        listed = json.loads(CliRunner().invoke(app, ["cache", "--json"]).stdout)
         return int(next(kind["entries"] for kind in listed["kinds"] if kind["kind"] == "drift"))
 
     assert entries() == 2
-    assert CliRunner().invoke(app, ["cache", "clean", "drift"]).exit_code == 0
+    assert CliRunner().invoke(app, ["cache", "--clean", "drift"]).exit_code == 0
     assert entries() == 0
     assert shelf.json() == first
 

@@ -10,7 +10,7 @@ import typer
 
 from sm120kit.cli.bench_results import render
 from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
-from sm120kit.cli.options import ImageIndex, Json, ServerAccess, Timeout, configuration_names, given_values
+from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, configuration_names, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.cli.verify_server import brief_probe
 from sm120kit.core import console
@@ -73,9 +73,9 @@ def run_(
     choice: WorkloadChoice,
     running: RunningServer,
     launched: LaunchedServer,
-    images: ImageIndex,
     given: Given = None,
     results: Results,
+    sources: Sources,
 ) -> None:
     """Measure a server over HTTP and write a result.
 
@@ -114,7 +114,7 @@ def run_(
             named, save, choice.seed, stated, running.timeout, case_begins, earlier, brief_probe(results.force)
         )
         if configuration:
-            prepared, options = launched.prepare(configuration, images)
+            prepared, options = launched.prepare(configuration, sources.workspace())
             (result,) = launched_servers.run(prepared, options, [measurement], launched.restarts)
         else:
             result = bench.run(running.measured(target), measurement)

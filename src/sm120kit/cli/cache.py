@@ -4,35 +4,72 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, State
+from sm120kit import recipes
+from sm120kit.cli.options import Json, Sources
 from sm120kit.core import console
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing, Sm120kitError, did_you_mean
 from sm120kit.core.workspace import Workspace
+from sm120kit.images import state_entries
+from sm120kit.images.state_entries import StateEntry
+from sm120kit.recipes.target import Target, resolve_each
+from sm120kit.serving import server_containers
+from sm120kit.sources.run_options import Options
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sm120kit.core.workspace import Workspace
-    from sm120kit.images.state_entries import StateEntry
-    from sm120kit.recipes.target import Target
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the entries that would be removed; remove nothing.")]
 HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
 
-def info(state: State = None, json: Json = False) -> None:
-    """Print the size of the state directory by kind.
+@dataclass(frozen=True)
+class Selection:
+    """Which entries are removed."""
 
-    "unreferenced" is what `sm120kit cache clean` would remove. Sizes are disk usage; a file that two entries share counts once.
+    older: Annotated[
+        str,
+        typer.Option("--older", metavar="AGE", help="Entries not used for this long, such as 12h, 30d or 8w, of KIND or all."),
+    ] = ""
+    everything: Annotated[bool, typer.Option("--all", help="All kinds but records, of any age.")] = False
+    recipes: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", metavar="FILE", help="This recipe file refers to entries, too; repeatable."),
+    ] = None
+
+
+def cache(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KIND", help="With --clean: kinds to remove; default: unreferenced entries."),
+    ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove entries.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --clean: list the entries; remove nothing.")] = False,
+    *,
+    selection: Selection,
+    sources: Sources,
+    json: Json = False,
+) -> None:
+    """Show and free the disk space of the state directory.
+
+    Without --clean: the size of each kind of entries. Sizes are disk usage; a file that two entries share counts once.
+
+    With --clean: removes unreferenced entries, or those of a kind or age. Unreferenced is what no recipe, lockfile, patch
+    series or built image refers to; kinds without an unreferenced size are kept then. Records are removed only if KIND names
+    them: they cannot be created again. Tagged images are kept, and what running servers use. Waits until no other command uses
+    the directory.
     """
-    from sm120kit.images import state_entries
+    workspace = Workspace.at(sources.state)
+    if clean:
+        _clean(workspace, kinds or [], selection, dry_run=dry_run, json=json)
+    elif kinds or dry_run or selection != Selection():
+        raise typer.BadParameter("KIND, --dry-run, --older, --all and --recipe require --clean")
+    else:
+        _show_usage(workspace, json=json)
 
-    workspace = Workspace.at(state)
+
+def _show_usage(workspace: Workspace, *, json: bool) -> None:
     if workspace.root.exists() and not workspace.root.is_dir():
         raise NotFound(f"{workspace.root} is not a directory", "name the state directory with --state or SM120KIT_STATE")
     referred = None
@@ -69,42 +106,14 @@ def info(state: State = None, json: Json = False) -> None:
     console.data(f"{size(total)} in {workspace.root}")
 
 
-def clean(
-    kinds: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KIND", help="Kinds as `sm120kit cache info` lists them; default: unreferenced entries."),
-    ] = None,
-    older: Annotated[
-        str,
-        typer.Option(
-            "--older", metavar="AGE", help="Only entries not used for this long, such as 12h, 30d or 8w, of KIND or all kinds."
-        ),
-    ] = "",
-    everything: Annotated[bool, typer.Option("--all", help="All kinds but records, of any age.")] = False,
-    recipes: Annotated[
-        list[str] | None,
-        typer.Option("--recipe", metavar="FILE", help="This recipe file refers to entries, too; repeatable."),
-    ] = None,
-    dry_run: DryRun = False,
-    state: State = None,
-    json: Json = False,
-) -> None:
-    """Remove unreferenced entries of the state directory, or those of a kind or age.
-
-    Unreferenced is what no recipe, lockfile, patch series or built image refers to; kinds without an unreferenced size in
-    `sm120kit cache info` are kept then. Records are removed only if KIND names them: they cannot be created again. Tagged
-    images are kept, and what running servers use. Waits until no other command uses the directory.
-    """
-    from sm120kit.images import state_entries
-
-    chosen, seconds = _chosen(kinds or [], older, everything)
-    if chosen and recipes:
+def _clean(workspace: Workspace, kinds: list[str], selection: Selection, *, dry_run: bool, json: bool) -> None:
+    chosen, seconds = _chosen(kinds, selection.older, selection.everything)
+    if chosen and selection.recipes:
         raise typer.BadParameter("it is for unreferenced entries: leave out KIND, --older and --all", param_hint="--recipe")
-    workspace = Workspace.at(state)
 
     def find() -> list[StateEntry]:
         if not chosen:
-            referred = state_entries.references(workspace, _targets(workspace, recipes or ()))
+            referred = state_entries.references(workspace, _targets(workspace, selection.recipes or ()))
             return [entry for entry in state_entries.entries(workspace.root, referred) if entry.unreferenced]
         listed = [entry for entry in state_entries.entries(workspace.root) if entry.kind in chosen]
         return _unused(state_entries.older_than(state_entries.removable(workspace.root, listed), seconds))
@@ -121,8 +130,6 @@ def clean(
 
 def _chosen(kinds: list[str], older: str, everything: bool) -> tuple[list[str], float]:
     """The kinds that are removed by name or age, and that age in seconds; no kind: unreferenced entries are removed."""
-    from sm120kit.images import state_entries
-
     if everything and (kinds or older):
         raise typer.BadParameter("removes all kinds of any age: leave out KIND and --older", param_hint="--all")
     seconds = _seconds(older) if older else -1.0
@@ -141,7 +148,6 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
     If docker's daemon does not respond, any server may run: none of these is removable.
     """
     from sm120kit.images import state_entries
-    from sm120kit.serving import server_containers
 
     kept = [entry for entry in entries if entry.kind not in ("servers", "records")]
     if len(kept) == len(entries):
@@ -157,16 +163,10 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
 
 def _targets(workspace: Workspace, files: Sequence[str]) -> Iterator[Target]:
     """The recipes that come with sm120kit, and those of ``files``."""
-    from sm120kit import recipes
-    from sm120kit.recipes.target import resolve_each
-    from sm120kit.sources.run_options import Options
-
     return resolve_each((*recipes.names(), *files), Options(workspace))
 
 
 def _remove(removed: Sequence[StateEntry], *, json: bool) -> None:
-    from sm120kit.images import state_entries
-
     bytes_ = state_entries.freed(removed)
     with console.progress() as progress:
         task = progress.add_task("removing", total=len(removed))
@@ -178,8 +178,6 @@ def _remove(removed: Sequence[StateEntry], *, json: bool) -> None:
 
 def _show(removed: Sequence[StateEntry], *, dry_run: bool, json: bool, bytes_: int | None = None) -> None:
     """Print entries and the disk space that removing them frees: ``bytes_``, where the files are removed already."""
-    from sm120kit.images import state_entries
-
     total = state_entries.freed(removed) if bytes_ is None else bytes_
     if json:
         rows = [asdict(entry) | {"paths": list(map(str, entry.paths))} for entry in removed]

@@ -42,25 +42,15 @@ COMMANDS = Branch(
                 "import": Leaf("bench:import_", "Check published result files of other benchmarks"),
             },
         ),
-        "cache": Branch(
-            "Show and free the disk space of the state directory",
-            {
-                "info": Leaf("cache:info", "Print the size of the state directory by kind"),
-                "clean": Leaf("cache:clean", "Remove unreferenced entries of the state directory, or those of a kind or age"),
-            },
-            default="info",
-            alone=True,
-        ),
+        "cache": Leaf("cache:cache", "Show and free the disk space of the state directory"),
         "image": Branch(
-            "Build, list, load, export and remove images",
+            "List, load, export and remove images",
             {
-                "build": Leaf("image:image_", "Build an image of an engine"),
                 "list": Leaf("image_list:list_", "List images with their size, digest and checks"),
                 "load": Leaf("image_load:load", "Load an image into the container daemon"),
                 "export": Leaf("image_export:export", "Write an image as an OCI archive or directory"),
                 "rm": Leaf("image_rm:rm", "Remove images from the state directory"),
             },
-            default="build",
         ),
         "patch": Branch(
             "List, check and edit the patch series",

@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sm120kit.cli import plugins
 from sm120kit.cli.options import SHARED
-from sm120kit.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from sm120kit.cli.tree import Command, Group
+from sm120kit.core.errors import BadInput, did_you_mean
 
 VARIABLE = "SM120KIT_CONFIG"
 HINT = "docs/configuration.md describes the file; `sm120kit COMMAND --help` lists a command's options"
 
 
-class Defaults(dict[str, Any]):
-    """The values of the configuration file for a command, by parameter. The file is read at the first lookup."""
+def values(path: tuple[str, ...], options: Mapping[str, Any], commands: set[str]) -> dict[str, Any]:
+    """The values for the command at ``path`` by parameter name: those of its table, else those before all tables.
 
-    def __init__(self, root: Group, command: Command) -> None:
-        super().__init__()
-        self._root, self._command, self._read = root, command, False
-
-    def get(self, name: str, default: Any = None) -> Any:
-        if not self._read:
-            self._read = True
-            self.update(values(self._root, self._command))
-        return super().get(name, default)
-
-
-def values(root: Group, command: Command) -> dict[str, Any]:
-    """The values for ``command`` by parameter name: those of its table, else those outside all tables.
+    ``options`` are its options by name, ``commands`` the names of all commands and groups.
 
     Raises:
-        BadInput: the file cannot be read, is not TOML, or has unknown keys or values of the wrong type.
+        BadInput: the file cannot be read, is not TOML, or has unknown keys, or lists for options that take one value.
     """
-    content, options = _content(), command.settable()
-    shared = {name: content[name] for name in SHARED & content.keys() & options.keys()}
-    problems = [*_problems(content, root, ()), *_wrong(shared, options, "")]
+    content = _content()
+    table: Any = content
+    for name in path:
+        table = table.get(name, {}) if isinstance(table, dict) else table
+    shared = {name: content[name] for name in content.keys() & SHARED & options.keys()}
+    problems = [
+        f"unknown key {name!r}{did_you_mean(name, (*SHARED, *commands))}" for name in content if name not in SHARED | commands
+    ]
+    if not isinstance(table, dict):
+        problems.append(f"{'.'.join(path)!r} is a command: write a table [{'.'.join(path)}]")
+        table = {}
+    chosen = shared | table
+    problems += _problems(chosen, options, f" for `sm120kit {' '.join(path)}`")
     if problems:
-        raise BadInput("\n  ".join([f"{path()}:", *problems]), HINT)
-    table = content
-    for name in command.path:
-        table = table.get(name, {})
-    return {options[name].name: _expanded(value) for name, value in (shared | table).items()}
+        raise BadInput("\n  ".join([f"{file()}:", *problems]), HINT)
+    return {options[name].name: _expanded(value) for name, value in chosen.items()}
 
 
-def path() -> Path:
+def _problems(chosen: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Iterator[str]:
+    for name, value in chosen.items():
+        if name not in options:
+            yield f"unknown key {name!r}{where}{did_you_mean(name, options)}"
+        elif isinstance(value, dict) or isinstance(value, list) != options[name].multiple:
+            yield f"{name!r}{where} is {value!r}; expected {'a list of values' if options[name].multiple else 'one value'}"
+
+
+def file() -> Path:
     """The file that ``SM120KIT_CONFIG`` names, else ``config.toml`` in the user's configuration directory."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
@@ -62,56 +60,17 @@ def path() -> Path:
 def _content() -> dict[str, Any]:
     from sm120kit.core.outside import read_toml
 
-    file = path()
+    path = file()
     try:
-        return read_toml(file)
+        return read_toml(path)
     except FileNotFoundError:
         if os.environ.get(VARIABLE):
-            raise BadInput(f"{VARIABLE} names {file}, which does not exist", f"correct or unset {VARIABLE}") from None
+            raise BadInput(f"{VARIABLE} names {path}, which does not exist", f"correct or unset {VARIABLE}") from None
         return {}
     except OSError as error:
-        raise BadInput(f"cannot read {file}: {error.strerror}", f"{VARIABLE} names another file") from error
+        raise BadInput(f"cannot read {path}: {error.strerror}", f"{VARIABLE} names another file") from error
     except ValueError as error:
-        raise BadInput(f"{file} is not TOML: {error}", HINT) from error
-
-
-def _problems(table: Mapping[str, Any], group: Group, path: tuple[str, ...]) -> Iterator[str]:
-    """All problems in the table of a group: unknown names, and values of the wrong type."""
-    shared = () if path else SHARED
-    for name, value in table.items():
-        where = ".".join((*path, name))
-        command = group.commands.get(name)
-        if command is None:
-            if name not in shared and (*path, name) not in plugins.ELSEWHERE:
-                yield f"unknown key {where!r}{_near(name, (*group.commands, *shared))}"
-        elif not isinstance(value, dict):
-            yield f"{where!r} is a command: write a table [{where}]"
-        elif hasattr(command, "commands"):
-            yield from _problems(value, command, (*path, name))
-        else:
-            yield from _wrong(value, command.settable(), f" in [{where}]")
-
-
-def _wrong(values: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Iterator[str]:
-    for name, value in values.items():
-        if name not in options:
-            yield f"unknown key {name!r}{where}{_near(name, options)}"
-        elif expected := _expected(options[name], value):
-            yield f"{name!r}{where} is {value!r}; {expected}"
-
-
-def _expected(option: Any, value: Any) -> str:
-    """The type that an option takes, or nothing if ``value`` has it."""
-    if option.is_flag:
-        return "" if isinstance(value, bool) else "expected true or false"
-    if option.multiple:
-        return "" if isinstance(value, list) and all(isinstance(text, str) for text in value) else "expected a list of strings"
-    return "" if isinstance(value, str | int | float) and not isinstance(value, bool) else "expected one value"
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+        raise BadInput(f"{path} is not TOML: {error}", HINT) from error
 
 
 def _expanded(value: Any) -> Any:

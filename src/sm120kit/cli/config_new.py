@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Overwrite
+from sm120kit.cli.options import Overwrite, Sources
 from sm120kit.cli.server_plan import PlannedServer
 from sm120kit.core import console
 
@@ -42,6 +42,7 @@ def new(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the configuration.")] = "",
     *,
     server: PlannedServer,
+    sources: Sources,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a configuration for a model, or from how a server is started elsewhere.
@@ -63,7 +64,7 @@ def new(
     else:
         from sm120kit.serving.served_model import served_model
 
-        served = served_model(server.request(named[0], arguments), server.root, planned=True)
+        served = served_model(server.request(named[0], arguments, sources), server.root, planned=True)
         name, comments = name or served.configuration.name, served.notes
         data = configuration_file.content(served.configuration.model_copy(update={"name": name}))
     path = configuration_file.write(name, configuration_file.text({**data, "name": name}, comments), overwrite=overwrite)

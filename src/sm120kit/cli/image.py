@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sm120kit.cli.build import KernelOptions
 from sm120kit.cli.options import (
-    Base,
-    EngineName,
     ImageIndex,
     Index,
     Json,
     PublishedImages,
     SigningOptions,
     Sources,
-    State,
     Trust,
 )
 from sm120kit.core import console
@@ -33,74 +28,21 @@ if TYPE_CHECKING:
 PLATFORM = "linux/amd64"
 
 
-def image_(
-    engine: EngineName,
-    *,
-    base: Base = "",
-    closure: Annotated[
-        Path | None,
-        typer.Option(
-            "--closure",
-            metavar="FILE",
-            help="For FlashInfer: locked wheels of the image, in the form of a closure in a lockfile.",
-        ),
-    ] = None,
-    kernels: KernelOptions,
-    sources: Sources,
-    json: Json = False,
-) -> None:
-    """Build an image of an engine.
-
-    It is not tagged: `sm120kit verify image` does that if its checks pass.
-    """
-    from sm120kit.images import delivery
-    from sm120kit.recipes.target import resolve
-    from sm120kit.wheels import flashinfer, image_wheels, pipeline
-
-    started = time.monotonic()
-    options = sources.run_options()
-    target, build_request = resolve(engine, options), kernels.request()
-    if target.engine:
-        if closure or kernels.arch:
-            raise typer.BadParameter("an engine's recipe and lockfile list the archs and the wheels of its image")
-        base = delivery.complete(base, target.recipe)
-        pipeline.require_machine(target, build_request)
-        base = delivery.prepare(
-            base, target.recipe, target.engine.closure, options, pipeline.expected_disk_bytes(target.engine, build_request)
-        )
-        result = delivery.engine_image(image_wheels.build(target.engine, build_request), base, options)
-    elif closure is None:
-        raise typer.BadParameter("an image of FlashInfer needs --closure: its recipe does not list the other wheels")
-    else:
-        wheels = delivery.read_closure(closure)
-        base = delivery.prepare(
-            base, target.recipe, wheels, options, flashinfer.expected_disk_bytes(target.flashinfer, build_request)
-        )
-        result = delivery.flashinfer_image(flashinfer.build(target.flashinfer, build_request), wheels, base, options)
-    if json:
-        console.json_data({"image": result.image.id, "content": result.image.content, "context": result.context.digest})
-        return
-    seconds = time.monotonic() - started
-    console.info(f"{'built' if result.ran else 'nothing to do for'} {result.context.reference} in {seconds:.1f} s")
-    console.info(f"it is not tagged before its checks pass: sm120kit verify image {result.image.id}")
-    console.data(result.image.id)
-
-
 def verify_image(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image by id, tag or digest.")],
     trust: Trust = None,
     index: Index = Path("images.json"),
-    state: State = None,
+    *,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """Run the checks of an image and tag it if all pass.
 
     The image is in the state directory, or else in the container daemon. Exit code 1 if a check fails.
     """
-    from sm120kit.core.workspace import Workspace
     from sm120kit.images import image_verification, published_images
 
-    workspace = Workspace.open(state)
+    workspace = sources.workspace()
     if trust:
         published_images.require_signed(reference, ImageIndex(index, trust).source(), workspace)
         console.info(f"signature verified: the image is listed in {index}")
@@ -160,7 +102,7 @@ def publish(
     *,
     form: PublishedForm,
     signing: SigningOptions,
-    state: State = None,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """Push a checked image and list it in the index.
@@ -168,13 +110,12 @@ def publish(
     It is listed by digest, with SBOM and provenance. A tag that exists is not moved. An image in the state directory is pushed
     without a container daemon.
     """
-    from sm120kit.core.workspace import Workspace
     from sm120kit.images import publication
     from sm120kit.images.distribution import Compression
 
     options = publication.PublishOptions(Compression(form.compression), signing.signer(), form.allow_local)
     with console.status() as show:
-        entry = publication.publish(reference, repository, index, Workspace.open(state), options, show)
+        entry = publication.publish(reference, repository, index, sources.workspace(), options, show)
     assert entry.attested is not None
     if json:
         console.json_data(
@@ -202,7 +143,7 @@ def pull(
         ),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check that everything in the index still exists.")] = False,
-    state: State = None,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """Pull a checked image by its digest in the index.
@@ -211,7 +152,6 @@ def pull(
     is one.
     """
     from sm120kit.core.errors import BadInput
-    from sm120kit.core.workspace import Workspace
     from sm120kit.images import published_images
 
     if check:
@@ -219,7 +159,7 @@ def pull(
         return
     if not name:
         raise BadInput("no image is named", "name a recipe, tag or build id, or use --check")
-    workspace, index = Workspace.open(state), images.source()
+    workspace, index = sources.workspace(), images.source()
     entry = published_images.select(name, index, platform, workspace)
     pulled = published_images.pull_and_load(entry, index, workspace, load=load)
     if json:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Overwrite, State
+from sm120kit.cli.options import Overwrite, Sources
 from sm120kit.core import console
 
 
@@ -21,7 +21,8 @@ def export(
         bool, typer.Option("--dockerfile", help="Write a directory for `docker build`: a Dockerfile that adds the layers.")
     ] = False,
     overwrite: Overwrite = False,
-    state: State = None,
+    *,
+    sources: Sources,
 ) -> None:
     """Write an image as an OCI archive or directory.
 
@@ -31,7 +32,6 @@ def export(
     The files of a directory are hard links to those in the state directory where possible: do not change them.
     """
     from sm120kit.core.disk import require_new
-    from sm120kit.core.workspace import Workspace
     from sm120kit.images import loading
     from sm120kit.images.dockerfile import export_dockerfile
     from sm120kit.images.oci import Layout
@@ -43,7 +43,7 @@ def export(
         require_new(path, "PATH", overwrite)
     if dockerfile and (to_stdout or path.suffix == ".tar"):
         raise typer.BadParameter("--dockerfile writes a directory: name one that does not exist yet", param_hint="PATH")
-    layout = Layout(Workspace.open(state).root / "oci")
+    layout = Layout(sources.workspace().root / "oci")
     manifest = loading.manifest_digest(layout, reference)
     if to_stdout:
         loading.stream(layout, manifest, sys.stdout.buffer)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Index, Json, State, given
+from sm120kit.cli.options import Index, Json, Sources, given
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ def list_(
     ctx: typer.Context,
     remote: Annotated[bool, typer.Option("--remote", help="List the images in the index, for `sm120kit pull`.")] = False,
     index: Index = Path("images.json"),
-    state: State = None,
+    *,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """List images with their size, digest and checks.
@@ -31,15 +32,14 @@ def list_(
     if remote:
         _show_remote(index, json=json)
     else:
-        _show_local(state, json=json)
+        _show_local(sources, json=json)
 
 
-def _show_local(state: Path | None, *, json: bool) -> None:
-    from sm120kit.core.workspace import Workspace
+def _show_local(sources: Sources, *, json: bool) -> None:
     from sm120kit.images import inventory
     from sm120kit.images.stores import EveryStore
 
-    workspace = Workspace.open(state)
+    workspace = sources.workspace()
     every = EveryStore(workspace)
     images = inventory.local_images(every.stores(), workspace)
     if every.unreachable:

@@ -6,25 +6,25 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, State
+from sm120kit.cli.options import Json, Sources
 from sm120kit.core import console
 
 
 def load(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image in the state directory, by id, tag or digest.")],
-    state: State = None,
+    *,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """Load an image into the container daemon.
 
     Layers that the daemon has are not sent. It gets the tag of a checked image; a tag of another image is not moved.
     """
-    from sm120kit.core.workspace import Workspace
     from sm120kit.images import loading
     from sm120kit.images.docker import Daemon
     from sm120kit.images.oci import Layout
 
-    layout = Layout(Workspace.open(state).root / "oci")
+    layout = Layout(sources.workspace().root / "oci")
     manifest = loading.manifest_digest(layout, reference)
     image = loading.load(layout, manifest, Daemon())
     if json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, State
+from sm120kit.cli.options import Json, Sources
 from sm120kit.core import console
 
 
@@ -15,7 +15,8 @@ def rm(
     references: Annotated[
         list[str], typer.Argument(metavar="IMAGE", help="Images in the state directory, by id, tag or digest.")
     ],
-    state: State = None,
+    *,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """Remove images from the state directory.
@@ -27,7 +28,7 @@ def rm(
     from sm120kit.core.workspace import Workspace
     from sm120kit.images import state_entries
 
-    workspace = Workspace.at(state)
+    workspace = Workspace.at(sources.state)
     with workspace.maintenance():
         removed = state_entries.remove_images(workspace.root, references)
     if json:

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from sm120kit.core import console
+from sm120kit.core.workspace import Workspace
+
 if TYPE_CHECKING:
     from sm120kit.core.tls import Tls
     from sm120kit.core.urls import Endpoint
@@ -155,13 +158,6 @@ DebianMirror = Annotated[
         rich_help_panel=SOURCES,
     ),
 ]
-FindLinks = Annotated[
-    list[str] | None,
-    typer.Option("--find-links", metavar="DIR|URL", help="Search here before the index; repeatable.", rich_help_panel=SOURCES),
-]
-IndexUrl = Annotated[
-    str, typer.Option("--index-url", metavar="URL", help="Package index; default: that of pip or uv.", rich_help_panel=SOURCES)
-]
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", "-j", min=1, metavar="N", help="Files to compile at once; default: number of cores."),
@@ -180,15 +176,6 @@ Memory = Annotated[
 ]
 Minimum = Annotated[
     str, typer.Option("--min", metavar="TIME", help="Refuse images published before this time: YYYY-MM-DD[THH:MM:SSZ], UTC.")
-]
-Mirror = Annotated[
-    str | None,
-    typer.Option("--mirror", metavar="DIR|URL", help="Fetch sources from here, not from the index.", rich_help_panel=SOURCES),
-]
-Offline = Annotated[bool, typer.Option("--offline", help="Use cached files and local mirrors only.", rich_help_panel=SOURCES)]
-State = Annotated[
-    Path | None,
-    typer.Option("--state", metavar="DIR", help="State directory; default: ~/.local/state/sm120kit.", rich_help_panel=SOURCES),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Trust = Annotated[
@@ -314,13 +301,44 @@ class DebianSources:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Where sources and packages come from, and the directory where they are stored."""
+    """Where sources and packages come from, and the directory where they are stored: options of every command.
 
-    mirror: Mirror = None
-    index_url: IndexUrl = ""
-    find_links: FindLinks = None
-    offline: Offline = False
-    state: State = None
+    A command that uses them takes them as one parameter, as a group.
+    """
+
+    mirror: Annotated[
+        str | None,
+        typer.Option(
+            "--mirror", metavar="DIR|URL", help="Fetch sources from here, not from the index.", rich_help_panel=SOURCES
+        ),
+    ] = None
+    index_url: Annotated[
+        str,
+        typer.Option("--index-url", metavar="URL", help="Package index; default: that of pip or uv.", rich_help_panel=SOURCES),
+    ] = ""
+    find_links: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--find-links", metavar="DIR|URL", help="Search here before the index; repeatable.", rich_help_panel=SOURCES
+        ),
+    ] = None
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use cached files and local mirrors only.", rich_help_panel=SOURCES)
+    ] = False
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state", metavar="DIR", help="State directory; default: ~/.local/state/sm120kit.", rich_help_panel=SOURCES
+        ),
+    ] = None
+
+    def workspace(self) -> Workspace:
+        """The state directory, opened.
+
+        Raises:
+            Sm120kitError: it cannot be used.
+        """
+        return Workspace.open(self.state)
 
     def run_options(self, limits: Limits = Limits(), debian: DebianSources = DebianSources()) -> RunOptions:
         """The options of a run with these sources and limits.
@@ -328,13 +346,59 @@ class Sources:
         Raises:
             Sm120kitError: the state directory cannot be used.
         """
-        from sm120kit.core.workspace import Workspace
-        from sm120kit.sources import Origin
+        from sm120kit.sources.origin import Origin
         from sm120kit.sources.run_options import Options
 
         origin = Origin(self.mirror, self.index_url, tuple(self.find_links or ()), self.offline, debian.archives())
         memory_bytes = int(limits.memory * 2**30) if limits.memory is not None else None
-        return Options(Workspace.open(self.state), origin, limits.jobs, memory_bytes)
+        return Options(self.workspace(), origin, limits.jobs, memory_bytes)
+
+
+def _set_verbose(value: bool) -> None:
+    console.verbose |= value
+
+
+def _set_quiet(value: bool) -> None:
+    console.quiet |= value
+
+
+_kept: dict[str, Any] = {}
+"""The values of :class:`Sources` that the command line, a variable or the configuration file sets."""
+
+
+def common_options(
+    *,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            callback=_set_verbose,
+            expose_value=False,
+            help="Also print downloads and programs that run.",
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", callback=_set_quiet, expose_value=False, help="Print results and errors only.")
+    ] = False,
+    sources: Sources,
+) -> None:
+    """The options of every command and group."""
+
+
+def forget_common() -> None:
+    """Forget the values of an earlier command line in the same process."""
+    console.verbose = console.quiet = console.json_errors = False
+    _kept.clear()
+
+
+def keep_common(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> None:
+    """Keep the value of an option of :class:`Sources`: the last one on the command line, else that of the command."""
+    assert param.name is not None
+    source = ctx.get_parameter_source(param.name)
+    name = source.name if source else "DEFAULT"
+    if name == "COMMANDLINE" or (name != "DEFAULT" and param.name not in _kept):
+        _kept[param.name] = value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -524,23 +588,27 @@ class PublishedImages(ImageIndex):
         return dataclasses.replace(super().source(), minimum=minimum, allow_older=self.allow_older)
 
 
-def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with one keyword parameter for each field of its groups in place of the groups."""
+def expand_groups(command: Callable[..., None], supplied: type | None = Sources) -> Callable[..., None]:
+    """``command`` with one keyword parameter for each field of its groups in place of the groups.
+
+    The group ``supplied`` has no parameters: its values are those of :func:`keep_common`.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     if not groups:
         return command
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += _options(groups[name])
-        else:
+        if name not in groups:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+        elif groups[name] is not supplied:
+            parameters += _options(groups[name])
 
     @functools.wraps(command)
     def expanded(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+            given = _kept if group is supplied else {each.name: values.pop(each.name) for each in dataclasses.fields(group)}
+            values[name] = group(**given)
         command(**values)
 
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, State, patches_root, recipe_names
+from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, patches_root, recipe_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import data_root, user_repository, writable_data_root
-from sm120kit.core.workspace import Workspace
 
 
 def list_(json: Json = False) -> None:
@@ -161,7 +160,7 @@ def export(
     ] = None,
     project: PatchedProject = "",
     *,
-    state: State = None,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """Write the commits of a `patch edit` repository to the patch files.
@@ -175,7 +174,7 @@ def export(
     from sm120kit.recipes.target import resolve_source
     from sm120kit.sources.run_options import Options
 
-    workspace = Workspace.open(state)
+    workspace = sources.workspace()
     source = resolve_source(recipe, Options(workspace), project)
     root, key = writable_data_root() / PATCHES, workspace.key()
     changed = patches.export_edits(from_, source.recipe, source.pin, source.inside, root, key, overwrite or ())

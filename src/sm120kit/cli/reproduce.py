@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit.cli.bench_workload import Given, case_progress
-from sm120kit.cli.options import ConfigName, ImageIndex, Json, ServerAccess, Timeout, finite, given_values
+from sm120kit.cli.options import ConfigName, Json, ServerAccess, Sources, Timeout, finite, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 from sm120kit.core.errors import CheckFailed, NotComparable
@@ -74,11 +74,11 @@ def reproduce_(
     *,
     running: ServerAtUrl,
     launched: LaunchedServer,
-    images: ImageIndex,
     results: Annotated[
         list[Path] | None, typer.Option("--result", metavar="FILE", help="Measure nothing; judge this result; repeatable.")
     ] = None,
     method: Method,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """Compare a configuration's published figures with this machine.
@@ -96,7 +96,7 @@ def reproduce_(
     stated = given_values(method.given or [])
     configuration = configurations.load(config)
     if running.url or launched.model:
-        measured = _measure(configuration, running, launched, images, method, stated)
+        measured = _measure(configuration, running, launched, sources, method, stated)
         findings = reproduce.findings(configuration, measured)
     else:
         measured = tuple(result_file.read(path) for path in results or ())
@@ -144,7 +144,7 @@ def _measure(
     configuration: Configuration,
     running: ServerAtUrl,
     launched: LaunchedServer,
-    images: ImageIndex,
+    sources: Sources,
     method: Method,
     stated: dict[str, str],
 ) -> tuple[Result, ...]:
@@ -165,7 +165,7 @@ def _measure(
             for measurement in reproduce.measurements(configuration, workloads, directory, stated, case_begins, earlier)
         )
         if launched.model:
-            prepared, options = launched.prepare(configuration, images)
+            prepared, options = launched.prepare(configuration, sources.workspace())
             measured = launched_servers.run(prepared, options, measurements, launched.restarts)
         else:
             server = running.measured(configuration)

@@ -14,13 +14,12 @@ from sm120kit.cli.options import (
     ApiKey,
     ImageIndex,
     LocalPatches,
-    Offline,
     Overwrite,
     PlannedGpu,
     ServerArguments,
     ServeTarget,
     ServingEngine,
-    State,
+    Sources,
     gpu_count,
     key_of,
 )
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
 
     from sm120kit.core.urls import Endpoint
+    from sm120kit.core.workspace import Workspace
     from sm120kit.engines import Node
     from sm120kit.recipes.configurations import Configuration
     from sm120kit.serving.answer import Answer
@@ -46,7 +46,7 @@ Image = Annotated[
 
 
 @dataclass(frozen=True)
-class LaunchedServer:
+class LaunchedServer(ImageIndex):
     """Options of a server that is launched to be measured, and stopped afterwards."""
 
     model: Annotated[
@@ -67,22 +67,19 @@ class LaunchedServer:
     restarts: Annotated[
         int, typer.Option("--restarts", min=0, metavar="N", help="With --model: restart N times and measure again.")
     ] = 0
-    state: State = None
 
-    def prepare(self, configuration: Configuration, images: ImageIndex) -> tuple[PreparedLaunch, LaunchOptions]:
+    def prepare(self, configuration: Configuration, workspace: Workspace) -> tuple[PreparedLaunch, LaunchOptions]:
         """A checked launch of a configuration, and its options.
 
         Raises:
             Sm120kitError: see :func:`sm120kit.serving.resolve.resolve` and :func:`sm120kit.serving.launch.prepare`.
         """
-        from sm120kit.core.workspace import Workspace
         from sm120kit.serving import launch
         from sm120kit.serving.resolve import ServerLocation, resolve
 
         assert self.model is not None
         launch.require_model(configuration, self.model)
-        workspace = Workspace.open(self.state)
-        resolved = resolve(configuration, self.image, images.source(), ServerLocation(self.port), workspace)
+        resolved = resolve(configuration, self.image, self.source(), ServerLocation(self.port), workspace)
         prepared = launch.prepare(resolved, self.model, workspace)
         return prepared, launch.LaunchOptions(workspace, self.wait, console.info)
 
@@ -121,7 +118,6 @@ class ServerOptions:
         bool, typer.Option("--verify", help="Probe the server after its first answer; stop it if it answers wrongly.")
     ] = False
     patch: LocalPatches = None
-    state: State = None
 
     def location(self) -> ServerLocation:
         """Where the server runs.
@@ -163,10 +159,9 @@ class ModelSource:
             "--revision", metavar="REVISION", help="Download this commit, branch or tag, without --model; default: CONFIG's."
         ),
     ] = ""
-    offline: Offline = False
 
     def folder(
-        self, served: ModelToServe, check: Callable[[Checkpoint], None], *, planned: bool
+        self, served: ModelToServe, check: Callable[[Checkpoint], None], *, planned: bool, offline: bool
     ) -> tuple[Path, Checkpoint | None]:
         """The model's folder, downloaded unless the launch is only planned; then what the Hub has on the model.
 
@@ -180,7 +175,7 @@ class ModelSource:
 
         if folder := self.model or served.folder:
             return folder, None
-        found = with_sizes(served, self.revision, offline=self.offline, planned=planned)
+        found = with_sizes(served, self.revision, offline=offline, planned=planned)
         if found.unreached:
             console.info(f"model    {found.configuration.model.repository} by its sizes in recipes/: {found.unreached}")
             assert found.facts is not None
@@ -199,8 +194,31 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class PlannedOutput:
-    """Options that write the container of a launch instead of starting it."""
+class SpannedNodes:
+    """The machines that a server spans."""
+
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            metavar="ADDRESS",
+            help="Span machines with these IP addresses, separated by commas; the first serves. With --print or --compose.",
+        ),
+    ] = ""
+    interface: Annotated[
+        str,
+        typer.Option("--interface", metavar="NAME,...", help="With --nodes: the network interface of all or of each of them."),
+    ] = ""
+
+    rdma: Annotated[
+        str,
+        typer.Option("--rdma", metavar="NAME,...", help="With --nodes: their RDMA devices, see `rdma link`; default: TCP."),
+    ] = ""
+
+
+@dataclass(frozen=True)
+class PlannedOutput(SpannedNodes):
+    """Options that write the containers of a launch instead of starting them."""
 
     print_only: Annotated[bool, typer.Option("--print", help="Print the docker command; start nothing.")] = False
     compose: Annotated[
@@ -218,6 +236,49 @@ class PlannedOutput:
 
     def __bool__(self) -> bool:
         return self.print_only or bool(self.compose or self.kubernetes)
+
+    def machines(self, port: int) -> tuple[Node | None, ...]:
+        """The machines, or None for this one alone.
+
+        Raises:
+            typer.BadParameter: an address is none that other machines can reach, or occurs twice; there is not one interface
+                for all or for each; a name is none of an RDMA device; the output is not a form for several machines; or they
+                meet on the server's ``port``.
+        """
+        from sm120kit.engines.engine import MASTER_PORT, Node
+
+        if not self.nodes:
+            if self.interface:
+                raise typer.BadParameter("--interface requires --nodes", param_hint="--interface")
+            if self.rdma:
+                raise typer.BadParameter("--rdma requires --nodes", param_hint="--rdma")
+            return (None,)
+        addresses = tuple(map(_node_address, self.nodes.split(",")))
+        if len(addresses) == 1:
+            raise typer.BadParameter("name all machines, this one too", param_hint="--nodes")
+        if duplicates := sorted({address for address in addresses if addresses.count(address) > 1}):
+            raise typer.BadParameter(f"{', '.join(duplicates)} occurs twice", param_hint="--nodes")
+        names = self.interface.split(",")
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z0-9_.@-]{1,15}", name):
+                message = f"{name!r} is not a network interface; `ip -brief address` lists them with their addresses"
+                raise typer.BadParameter(message, param_hint="--interface")
+        if len(names) not in (1, len(addresses)):
+            raise typer.BadParameter(f"{len(names)} interfaces for {len(addresses)} machines", param_hint="--interface")
+        devices = tuple(self.rdma.split(",")) if self.rdma else ()
+        for device in devices:
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+(:[0-9]+)?", device):
+                message = f"{device!r} is not an RDMA device, such as rocep1s0f1; `rdma link` lists them with their interfaces"
+                raise typer.BadParameter(message, param_hint="--rdma")
+        if self.kubernetes or not self:
+            message = "each machine runs a command of its own: add --print or --compose DIR, without --kubernetes"
+            raise typer.BadParameter(message, param_hint="--nodes")
+        if self.compose not in ("", "-") and Path(self.compose).is_file():
+            raise typer.BadParameter(f"{self.compose} is a file; with --nodes, name a directory", param_hint="--compose")
+        if port == MASTER_PORT:
+            raise typer.BadParameter(f"the machines meet on port {port}; choose another for the server", param_hint="--port")
+        names *= len(addresses) // len(names)
+        return tuple(Node(rank, addresses, name, devices) for rank, name in enumerate(names))
 
     def roots(self, count: int) -> tuple[Path, ...]:
         """The root directories of ``count`` hosts.
@@ -280,72 +341,6 @@ class PlannedOutput:
             console.info(f"create the Secret with its API key once: openssl rand -hex 32 | tr -d '\\n' | {secret}")
 
 
-@dataclass(frozen=True)
-class SpannedNodes:
-    """The machines that a server spans."""
-
-    nodes: Annotated[
-        str,
-        typer.Option(
-            "--nodes",
-            metavar="ADDRESS",
-            help="Span machines with these IP addresses, separated by commas; the first serves. With --print or --compose.",
-        ),
-    ] = ""
-    interface: Annotated[
-        str,
-        typer.Option("--interface", metavar="NAME,...", help="With --nodes: the network interface of all or of each of them."),
-    ] = ""
-
-    rdma: Annotated[
-        str,
-        typer.Option("--rdma", metavar="NAME,...", help="With --nodes: their RDMA devices, see `rdma link`; default: TCP."),
-    ] = ""
-
-    def each(self, planned: PlannedOutput, port: int) -> tuple[Node | None, ...]:
-        """The machines, or None for this one alone.
-
-        Raises:
-            typer.BadParameter: an address is none that other machines can reach, or occurs twice; there is not one interface
-                for all or for each; a name is none of an RDMA device; the output is not a form for several machines; or they
-                meet on the server's ``port``.
-        """
-        from sm120kit.engines.engine import MASTER_PORT, Node
-
-        if not self.nodes:
-            if self.interface:
-                raise typer.BadParameter("--interface requires --nodes", param_hint="--interface")
-            if self.rdma:
-                raise typer.BadParameter("--rdma requires --nodes", param_hint="--rdma")
-            return (None,)
-        addresses = tuple(map(_node_address, self.nodes.split(",")))
-        if len(addresses) == 1:
-            raise typer.BadParameter("name all machines, this one too", param_hint="--nodes")
-        if duplicates := sorted({address for address in addresses if addresses.count(address) > 1}):
-            raise typer.BadParameter(f"{', '.join(duplicates)} occurs twice", param_hint="--nodes")
-        names = self.interface.split(",")
-        for name in names:
-            if not re.fullmatch(r"[A-Za-z0-9_.@-]{1,15}", name):
-                message = f"{name!r} is not a network interface; `ip -brief address` lists them with their addresses"
-                raise typer.BadParameter(message, param_hint="--interface")
-        if len(names) not in (1, len(addresses)):
-            raise typer.BadParameter(f"{len(names)} interfaces for {len(addresses)} machines", param_hint="--interface")
-        devices = tuple(self.rdma.split(",")) if self.rdma else ()
-        for device in devices:
-            if not re.fullmatch(r"[A-Za-z0-9_.-]+(:[0-9]+)?", device):
-                message = f"{device!r} is not an RDMA device, such as rocep1s0f1; `rdma link` lists them with their interfaces"
-                raise typer.BadParameter(message, param_hint="--rdma")
-        if planned.kubernetes or not planned:
-            message = "each machine runs a command of its own: add --print or --compose DIR, without --kubernetes"
-            raise typer.BadParameter(message, param_hint="--nodes")
-        if planned.compose not in ("", "-") and Path(planned.compose).is_file():
-            raise typer.BadParameter(f"{planned.compose} is a file; with --nodes, name a directory", param_hint="--compose")
-        if port == MASTER_PORT:
-            raise typer.BadParameter(f"the machines meet on port {port}; choose another for the server", param_hint="--port")
-        names *= len(addresses) // len(names)
-        return tuple(Node(rank, addresses, name, devices) for rank, name in enumerate(names))
-
-
 def _address(text: str, option: str) -> IPv4Address | IPv6Address:
     """The IP address that an option has.
 
@@ -384,7 +379,7 @@ def serve_(
     server: ServerOptions,
     images: ImageIndex,
     planned: PlannedOutput,
-    spanned: SpannedNodes,
+    sources: Sources,
 ) -> None:
     """Serve a configuration, a repository of the Hugging Face Hub, or a folder.
 
@@ -398,7 +393,6 @@ def serve_(
     from sm120kit import serving
     from sm120kit.cli.build import build_patched
     from sm120kit.core import reporting
-    from sm120kit.core.workspace import Workspace
     from sm120kit.serving import launch
     from sm120kit.serving.nodes import differences, preparation
     from sm120kit.serving.resolve import on_node, resolve
@@ -406,18 +400,18 @@ def serve_(
     from sm120kit.sources import Origin
     from sm120kit.sources.run_options import Options
 
-    nodes = spanned.each(planned, server.port)
+    nodes = planned.machines(server.port)
     roots = planned.roots(len(nodes))
     if planned and server.verify:
         raise typer.BadParameter("nothing is started that could be probed", param_hint="--verify")
     location = server.location()
-    workspace = Workspace.open(server.state)
+    workspace = sources.workspace()
     if server.gpu and not planned:
         raise typer.BadParameter("it plans for another machine: add --print, --compose or --kubernetes", param_hint="--gpu")
     if model.model and model.revision:
         raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
     words = tuple(arguments or ())
-    request = ServeRequest(config, server.engine, server.gpu, server.count(), words, model.revision, model.offline)
+    request = ServeRequest(config, server.engine, server.gpu, server.count(), words, model.revision, sources.offline)
     served = served_model(request, roots[0], planned=bool(planned))
     configuration = served.configuration
     if served.derived:
@@ -430,7 +424,7 @@ def serve_(
     if server.patch:
         if image:
             raise typer.BadParameter("the image is built with these patches: leave out --image", param_hint="--patch")
-        image = build_patched(configuration.engine, server.patch, Options(workspace, Origin(offline=model.offline)))
+        image = build_patched(configuration.engine, server.patch, Options(workspace, Origin(offline=sources.offline)))
     first = resolve(configuration, image, source, location, workspace, root=roots[0], planned=bool(planned))
     every = [first, *(on_node(first, node, root) for node, root in zip(nodes[1:], roots[1:], strict=True))]
     for difference in differences([resolved.host for resolved in every]):
@@ -442,7 +436,7 @@ def serve_(
         for resolved in every:
             serving.check_fit(configuration, facts, resolved.gpus)
 
-    folder, facts = model.folder(served, check, planned=bool(planned))
+    folder, facts = model.folder(served, check, planned=bool(planned), offline=sources.offline)
     launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)

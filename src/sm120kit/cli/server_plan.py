@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, Offline, PlannedGpu, ServerArguments, ServeTarget, ServingEngine, gpu_count
+from sm120kit.cli.options import Json, PlannedGpu, ServerArguments, ServeTarget, ServingEngine, Sources, gpu_count
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ class PlannedServer:
     engine: ServingEngine = ""
     revision: Annotated[str, typer.Option("--revision", metavar="REVISION", help="A commit, branch or tag.")] = ""
     root: Annotated[Path, typer.Option("--root", metavar="DIR", help="A host that doctor recorded.")] = Path("/")
-    offline: Offline = False
 
-    def request(self, config: str, arguments: list[str] | None) -> ServeRequest:
+    def request(self, config: str, arguments: list[str] | None, sources: Sources) -> ServeRequest:
         """What is to be planned."""
         from sm120kit.serving.served_model import ServeRequest
 
         words = tuple(arguments or ())
-        return ServeRequest(config, self.engine, self.gpu, gpu_count(self.gpus), words, self.revision, self.offline)
+        return ServeRequest(config, self.engine, self.gpu, gpu_count(self.gpus), words, self.revision, sources.offline)
 
     def command(self, config: str, arguments: list[str] | None) -> tuple[str, ...]:
         """The command that serves it."""
@@ -45,7 +44,9 @@ class PlannedServer:
         return ("sm120kit", "serve", config, *words, *(("--", *arguments) if arguments else ()))
 
 
-def plan(config: ServeTarget, arguments: ServerArguments = None, *, server: PlannedServer, json: Json = False) -> None:
+def plan(
+    config: ServeTarget, arguments: ServerArguments = None, *, server: PlannedServer, sources: Sources, json: Json = False
+) -> None:
     """Print what a model needs and how it would be served.
 
     Downloads nothing. Whether it fits, the engine with its arguments and back-ends, what compiles on first use, the download,
@@ -59,7 +60,7 @@ def plan(config: ServeTarget, arguments: ServerArguments = None, *, server: Plan
     from sm120kit.serving.flight_plan import flight_plan
     from sm120kit.serving.served_model import planned_model
 
-    served = planned_model(server.request(config, arguments), server.root)
+    served = planned_model(server.request(config, arguments, sources), server.root)
     planned = flight_plan(served, server.command(config, arguments), Path(constants.HF_HUB_CACHE), _rates(served))
     if json:
         console.json_data(asdict(planned))

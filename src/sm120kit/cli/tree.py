@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sm120kit.cli import config_file, help_text, plugins
-from sm120kit.cli.options import SHARED, expand_groups
+from sm120kit.cli.options import SHARED, SOURCES, common_options, expand_groups, keep_common
 from sm120kit.core import console
 from sm120kit.core.errors import BadInput
 
@@ -33,22 +35,11 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Branch:
-    """A group of commands.
-
-    ``default`` names the command that runs when the first argument is not a command; with ``alone`` also without arguments.
-    ``sections`` are the commands by heading in the group's help; those of no section are below ``Commands``.
-    """
+    """A group of commands; ``sections`` are some of them by heading in the group's help."""
 
     summary: str
     commands: Mapping[str, Leaf | Branch]
-    default: str = ""
-    alone: bool = False
     sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def key(option: Any) -> str:
-    """The name of an option in variables and in the configuration file: its first long form without the dashes."""
-    return str(next(text for text in option.opts if text.startswith("--"))[2:])
 
 
 def variables(path: tuple[str, ...], name: str) -> list[str]:
@@ -68,7 +59,7 @@ class Command(TyperCommand):
 
     def __init__(self, name: str | None, **attrs: Any) -> None:
         super().__init__(name, **attrs)
-        self.params += _verbosity()
+        self.params += _common(listed=False)
 
     def set_path(self, path: tuple[str, ...]) -> None:
         """Set the command's path, from which the names of its environment variables follow."""
@@ -77,12 +68,12 @@ class Command(TyperCommand):
             option.envvar, option.show_envvar = variables(path, name), False
 
     def settable(self) -> dict[str, Any]:
-        """The options that environment variables and the configuration file can set, by name."""
-        return {key(param): param for param in self.params if param.param_type_name == "option"}
+        """The options that variables and the configuration file can set, by their long forms without dashes."""
+        return {_key(param): param for param in self.params if param.param_type_name == "option"}
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        if parent is not None and not parent.resilient_parsing:
-            extra["default_map"] = config_file.Defaults(_every_command(), self)
+        if parent is not None and not parent.resilient_parsing and not {"-h", "--help"} & {*args}:
+            extra["default_map"] = config_file.values(self.path, self.settable(), _every_name())
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -93,33 +84,53 @@ class Command(TyperCommand):
             console.json_errors = bool(ctx.params.get("json") or ctx.params.get("as_json"))
             return rest
         except typer.BadParameter as error:
-            details: Any = getattr(error.__cause__, "errors", None)  # of pydantic, which typer does not quote
-            if details:
-                error.message = f"{details()[0]['input']!r}: {error.message}"
-            option: Any = error.param
-            source = ctx.get_parameter_source(option.name) if option is not None and option.name else None
-            if source is not None and source.name == "ENVIRONMENT":
-                error.message += f" (from {_variable(option)})"
-            if source is not None and source.name == "DEFAULT_MAP":
-                problem = f"{key(option)!r} for `sm120kit {' '.join(self.path)}`: {error.message}"
-                raise BadInput(f"{config_file.path()}: {problem}", config_file.HINT) from error
+            _explain(error, ctx, self.path)
             raise
 
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(help_text.usage(self, ctx))
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(help_text.page(self, ctx))
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        help_text.write_parameters(self, ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(help_text.MORE)
+
+
+def _key(option: Any) -> str:
+    """The name of an option in variables and in the configuration file: its first long form without the dashes."""
+    return str(next(text for text in option.opts if text.startswith("--"))[2:])
+
+
+def _explain(error: Any, ctx: Any, path: tuple[str, ...]) -> None:
+    """Add to an error the value that is invalid, and the variable that sets it.
+
+    Raises:
+        BadInput: the configuration file sets it.
+    """
+    details = getattr(error.__cause__, "errors", None)  # of pydantic, which typer does not quote
+    if details:
+        error.message = f"{details()[0]['input']!r}: {error.message}"
+    option = error.param
+    source = ctx.get_parameter_source(option.name) if option is not None and option.name else None
+    if source is not None and source.name == "ENVIRONMENT":
+        error.message += f" (from {next((name for name in option.envvar if os.environ.get(name)), '')})"
+    if source is not None and source.name == "DEFAULT_MAP":
+        problem = f"{_key(option)!r} for `sm120kit {' '.join(path)}`: {error.message}"
+        raise BadInput(f"{config_file.file()}: {problem}", config_file.HINT) from error
 
 
 class Group(TyperGroup):
-    """A group that imports a command's module when the command is chosen."""
+    """A group that imports a command's module when the command is chosen.
+
+    Other distributions may add commands and replace none. Looking for them takes time, so the root has none.
+    """
 
     def __init__(self, *, branch: Branch, path: tuple[str, ...], **attrs: Any) -> None:
         super().__init__(**attrs)
-        self.params += _verbosity()
+        self.params += _common(listed=not path)
         self.branch, self.path = branch, path
-        self.commands: Any = _Commands(branch.commands, path)
+        added = {name[-1]: leaf for name, leaf in plugins.commands().items() if name[:-1] == path} if path else {}
+        self.commands: Any = {**branch.commands, **{name: leaf for name, leaf in added.items() if name not in branch.commands}}
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -131,130 +142,62 @@ class Group(TyperGroup):
             RequirementMissing: it is a command of the laboratory, which is not installed.
         """
         path = (*self.path, cmd_name)
-        if path in plugins.ELSEWHERE and cmd_name not in self.commands and not ctx.resilient_parsing:
+        if cmd_name in self.commands:
+            return _load(self.commands[cmd_name], path)
+        if path in plugins.ELSEWHERE and not ctx.resilient_parsing:
             raise plugins.required(f"sm120kit {' '.join(path)}")
-        return super().get_command(ctx, cmd_name)
+        return None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        option: Any
         for option in self.get_params(ctx):  # typer's own, such as --help: it would load pydantic to convert None
-            option.default = option.default or False
-        default = self.branch.default
-        if default and (args or self.branch.alone) and [*args, ""][0] not in (*self.commands, *ctx.help_option_names):
-            args = [default, *args]
+            if option.is_flag:
+                option.default = option.default or False
         return super().parse_args(ctx, args)
 
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(help_text.usage(self, ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(help_text.page(self, ctx, self._sections()))
-
-    def _sections(self) -> dict[str, dict[str, str]]:
-        rest = self.commands.summaries()
-        sections = {title: {name: rest.pop(name) for name in names} for title, names in self.branch.sections.items()}
-        return sections | ({"Commands": rest} if rest else {})
-
-
-class _Commands(Mapping[str, Any]):
-    """The commands of a group by name, each loaded when it is looked up: its own, then those of other distributions."""
-
-    def __init__(self, own: Mapping[str, Leaf | Branch], path: tuple[str, ...]) -> None:
-        self._own, self._path, self._loaded = own, path, dict[str, Any]()
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            entry = self._own[name] if name in self._own else self._added[name]
-            self._loaded[name] = _load(entry, (*self._path, name))
-        return self._loaded[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._added
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def summaries(self) -> dict[str, str]:
-        """The line of each command in the group's help."""
-        return {name: entry.summary for name, entry in self._entries.items()}
-
-    @property
-    def _entries(self) -> Mapping[str, Leaf | Branch]:
-        return {**self._own, **{name: leaf for name, leaf in self._added.items() if name not in self._own}}
-
-    @property
-    def _added(self) -> Mapping[str, Leaf | Branch]:
-        """What other distributions add to a group; they replace nothing. Looking for them takes time, so the root has none."""
-        if not self._path:
-            return {}
-        return {path[-1]: leaf for path, leaf in plugins.commands().items() if path[:-1] == self._path}
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        help_text.write_commands(
+            {name: entry.summary for name, entry in self.commands.items()}, self.branch.sections, formatter
+        )
+        help_text.write_parameters(self, ctx, formatter)
 
 
 def _load(entry: Leaf | Branch, path: tuple[str, ...]) -> Any:
     if isinstance(entry, Branch):
-        default = f" The default COMMAND is {entry.default}." if entry.default else ""
         return Group(
-            branch=entry,
-            path=path,
-            name=path[-1],
-            help=f"{entry.summary}.{default}",
-            no_args_is_help=True,
-            rich_markup_mode=None,
+            branch=entry, path=path, name=path[-1], help=f"{entry.summary}.", no_args_is_help=True, rich_markup_mode=None
         )
     module, _, function = entry.target.partition(":")
-    command = _command(
-        getattr(import_module(module if "." in module else f"sm120kit.cli.{module}"), function), path[-1], Command
-    )
+    module = module if "." in module else f"sm120kit.cli.{module}"
+    command = _command(expand_groups(getattr(import_module(module), function)), path[-1], Command)
     command.set_path(entry.path or path)
     return command
 
 
-def _every_command() -> Group:
-    """All commands of ``sm120kit``, which the configuration file has tables for, whichever program runs."""
+def _every_name() -> set[str]:
+    """The names of the commands and groups of ``sm120kit``, whichever program runs."""
     from sm120kit.cli.commands import COMMANDS
 
-    return Group(branch=COMMANDS, path=())
+    return {*COMMANDS.commands}
 
 
 def _command(function: Any, name: str, cls: type[TyperCommand]) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name, cls=cls)(expand_groups(function))
+    app.command(name, cls=cls)(function)
     return typer.main.get_command(app)
 
 
-def _verbosity() -> list[Any]:
-    """``-v`` and ``-q`` of every command and group; they set how much the console prints."""
-
-    def options(
-        verbose: Annotated[
-            bool,
-            typer.Option(
-                "--verbose",
-                "-v",
-                callback=_set_verbose,
-                expose_value=False,
-                help="Also print downloads and programs that run.",
-            ),
-        ] = False,
-        quiet: Annotated[
-            bool, typer.Option("--quiet", "-q", callback=_set_quiet, expose_value=False, help="Print results and errors only.")
-        ] = False,
-    ) -> None: ...
-
-    return list(_command(options, "options", TyperCommand).params)
+def _common(*, listed: bool) -> list[Any]:
+    """The options of every command and group, before and after its name; the help of the program lists them."""
+    params = list(_command(expand_groups(common_options, supplied=None), "common", TyperCommand).params)
+    for param in params:
+        param.listed = listed
+        if param.rich_help_panel == SOURCES:
+            param.default, param.callback, param.expose_value = None, keep_common, False
+            param.process_value = functools.partial(_process_given, param.process_value)
+    return params
 
 
-def _set_verbose(value: bool) -> None:
-    console.verbose |= value
-
-
-def _set_quiet(value: bool) -> None:
-    console.quiet |= value
-
-
-def _variable(option: Any) -> str:
-    import os
-
-    return next((name for name in option.envvar if os.environ.get(name)), "")
+def _process_given(process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """Process a value that is given; for None, typer would load pydantic."""
+    return None if value is None else process(ctx, value)

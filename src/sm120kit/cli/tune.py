@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import ConfigName, ImageIndex, Json, State
+from sm120kit.cli.options import ConfigName, ImageIndex, Json, Sources
 from sm120kit.cli.serve import Image
 from sm120kit.core import console
 
@@ -21,7 +21,7 @@ def tune(
     ] = None,
     image: Image = "",
     images: ImageIndex,
-    state: State = None,
+    sources: Sources,
     json: Json = False,
 ) -> None:
     """Find the fastest all-reduce that works between the GPUs of a configuration.
@@ -29,14 +29,13 @@ def tune(
     Runs each in the configuration's image: sums against NCCL, CUDA graphs, calls of different sizes while ranks pause, times.
     One that computes wrong sums, stalls for 30 s or ends is named and not used. `sm120kit serve` uses the result.
     """
-    from sm120kit.core.workspace import Workspace
     from sm120kit.recipes import arguments, configurations
     from sm120kit.serving import allreduce, launch, model_download
     from sm120kit.serving.resolve import ServerLocation, resolve
 
     configuration = configurations.load(config, arguments.problems)
     allreduce.require_several(configuration)
-    workspace = Workspace.open(state)
+    workspace = sources.workspace()
     resolved = resolve(configuration, image, images.source(), ServerLocation(_free_port()), workspace)
     launch.require_daemon(resolved, workspace)
     if model is None:

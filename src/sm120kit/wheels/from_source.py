@@ -124,7 +124,7 @@ def build_extensions(
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
         site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
         files = write_patched_members(recipe.engine, build.tree, official, site.work / "overlay")
-        write_record(site.work / "plan.json", plan)  # `cache clean` reads from it what the directory belongs to
+        write_record(site.work / "plan.json", plan)  # `cache --clean` reads from it what the directory belongs to
         _prepare(build, site, wheels)
         reporting.info(
             "building without a network"

@@ -87,7 +87,7 @@ def build(
             return replace(planned, artifacts=artifacts, directory=directory)
         units = len(plan.modules[0].units)
         reporting.info(f"compiling {units} kernels against CUTLASS of {recipe.name} (tree {tree.tree[:12]})")
-        write_record(work / "plan.json", plan)  # `cache clean` reads from it what the directory belongs to
+        write_record(work / "plan.json", plan)  # `cache --clean` reads from it what the directory belongs to
         headers = export_tree(tree, workspace) / cutlass.path
         compile_kernels(plan, tree, headers, work, CompileSettings.of(target.options, watch))
         reporting.info("checking the kernels")

@@ -163,7 +163,7 @@ def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool 
         reporting.info(f"packing {wheel.name} again, with {', '.join(members)} patched")
         work = workspace.work(name)
         files = write_patched_members(project, tree, wheel, work)
-        write_record(work / "plan.json", plan)  # `cache clean` reads from it what the directory belongs to
+        write_record(work / "plan.json", plan)  # `cache --clean` reads from it what the directory belongs to
         artifacts = pack_overlay(plan, tree, (official, wheel), files, directory)
         shutil.rmtree(work)
     push(plan, directory, target.options.remote)

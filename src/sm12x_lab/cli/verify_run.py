@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Overwrite, State
+from sm120kit.cli.options import Overwrite, Sources
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def verify_run(
     selection: RunSelection,
     receipt: Annotated[Path | None, typer.Option("--receipt", metavar="FILE", help="Write the record to this file.")] = None,
     overwrite: Overwrite = False,
-    state: State = None,
+    sources: Sources,
 ) -> None:
     """Run a program for SM120 on a Hopper GPU.
 
@@ -69,7 +69,6 @@ def verify_run(
     from sm120kit.core.disk import require_new, require_writable
     from sm120kit.core.errors import BadInput, CheckFailed, CompileFailed
     from sm120kit.core.record_files import write_record
-    from sm120kit.core.workspace import Workspace
 
     if receipt and selection.perturb:
         raise typer.BadParameter("a receipt is of one run, and --perturb needs several", param_hint="--perturb")
@@ -80,9 +79,9 @@ def verify_run(
         require_new(receipt, "--receipt", overwrite)
     simulated = interposed.SimulatedGpu(selection.sms, selection.strict)
     if selection.perturb:
-        _find_races(command, selection, Workspace.open(state), simulated)
+        _find_races(command, selection, sources.workspace(), simulated)
         return
-    done, record = interposed.run(command, selection.ptx, Workspace.open(state), selection.fast, simulated)
+    done, record = interposed.run(command, selection.ptx, sources.workspace(), selection.fast, simulated)
     _show(done)
     if selection.fast:
         console.info("fast: MMAs may differ by 2^-20 of the sum of their magnitudes from what the PTX ISA defines")

@@ -135,7 +135,7 @@ class Emulator:
     A compiled emulation and its results are stored in ``cache``, keyed by the digest of headers, sources, flags and compiler:
     of all that is compiled. An engine's own launchers and epilogues are not.
     Processes can share a cache: the first compiles and runs an emulation while the rest wait for its result. ``tree`` is
-    the git tree id of the engine; ``sm120kit cache clean`` keeps the emulations of trees that are in use.
+    the git tree id of the engine; ``sm120kit cache --clean`` keeps the emulations of trees that are in use.
     """
 
     def __init__(
