@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from sm120kit.bench import energy_sampler
 from sm120kit.core import process
 from sm120kit.core.outside import parse_json
 
-ARGV = (sys.executable, "-P", energy_sampler.__file__)
+ARGV = (sys.executable, "-P", str(Path(__file__).with_name("energy_sampler.py")))
 PATIENCE_SECONDS = 10.0
 REMOTE = "the server was not detected on this machine"
 
@@ -52,6 +51,8 @@ def sampled() -> Iterator[Callable[[], Energy]]:
 
     The block starts after the first sample, or after ``PATIENCE_SECONDS``.
     """
+    from sm120kit.bench.energy_sampler import PERIOD
+
     result = Energy(unknown="the case was interrupted")
     with tempfile.TemporaryDirectory(prefix="sm120kit-") as directory, ExitStack() as running:
         log = Path(directory) / "energy.jsonl"
@@ -62,7 +63,7 @@ def sampled() -> Iterator[Callable[[], Energy]]:
         begin = time.perf_counter()
         yield lambda: result
         end = time.perf_counter()
-        while child.poll() is None and time.perf_counter() < end + 2 * energy_sampler.PERIOD:  # for a sample after the end
+        while child.poll() is None and time.perf_counter() < end + 2 * PERIOD:  # for a sample after the end
             time.sleep(0.01)
         running.close()
         result = between(begin, end, log.read_text(errors="replace"))

@@ -17,6 +17,7 @@ from sm120kit.core import console
 from sm120kit.core.disk import require_writable
 from sm120kit.core.errors import ServerFailed
 from sm120kit.core.urls import is_url
+from sm120kit.recipes import configurations
 
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
@@ -86,7 +87,6 @@ def run_(
     from sm120kit import bench
     from sm120kit.bench import client, result_file, resume, workload
     from sm120kit.bench import launched as launched_servers
-    from sm120kit.recipes import configurations
 
     configuration = None if is_url(target) else configurations.load(target)
     if configuration:

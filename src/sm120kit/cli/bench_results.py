@@ -11,6 +11,7 @@ import typer
 
 from sm120kit.cli.options import Json, Overwrite
 from sm120kit.core import console
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_new, require_writable
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def show(
 def _export(results: Sequence[Path], output: Path, slo: list[str], overwrite: bool) -> None:
     from sm120kit.bench import result_export as exports
     from sm120kit.bench import result_file, saturation
-    from sm120kit.core.atomic_writes import write_atomic
 
     kind = output.suffix
     if kind not in exports.KINDS:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sm120kit.core import console
+from sm120kit.core.outside import integer, parse_json, read_input
 
 if TYPE_CHECKING:
     from sm120kit.bench import RequestEnded
@@ -147,8 +148,6 @@ class WorkloadChoice:
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    from sm120kit.core.outside import integer
-
     try:
         numbers = tuple(integer(part.strip()) for part in text.split(","))
     except ValueError as error:
@@ -159,8 +158,6 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    from sm120kit.core.outside import parse_json, read_input
-
     try:
         value = parse_json(read_input(Path(text[1:])) if text.startswith("@") else text)
     except (OSError, ValueError) as error:

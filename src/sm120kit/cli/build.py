@@ -7,19 +7,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sm120kit.cli import build_output
 from sm120kit.cli.options import Base, Limits, LocalPatches, RemoteCacheOptions, Sources, recipe_names
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from sm120kit.images.checks import CheckReport
-    from sm120kit.recipes.target import EngineTarget
-    from sm120kit.sources.run_options import Options
-    from sm120kit.wheels.build_records import BuildRequest, Stage
-    from sm120kit.wheels.compile import Progress
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.disk import require_output_directory
+from sm120kit.core.errors import CheckFailed, NotFound
+from sm120kit.core.memory import available_bytes, resident_bytes
+from sm120kit.images import delivery, image_verification, shared_images
+from sm120kit.images.checks import CheckReport
+from sm120kit.patches.local import read_local
+from sm120kit.recipes import parse_arch
+from sm120kit.recipes.target import EngineTarget, resolve, with_local
+from sm120kit.sources.run_options import Options
+from sm120kit.wheels import image_wheels, pipeline
+from sm120kit.wheels.build_records import BuildRequest, Stage, WheelBuild
+from sm120kit.wheels.compile import Progress
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,6 @@ class KernelOptions:
         Raises:
             NotFound: an arch or the stage does not exist.
         """
-        from sm120kit.recipes import parse_arch
-        from sm120kit.wheels.build_records import BuildRequest
-
         archs = tuple(parse_arch(text) for text in self.arch or ())
         return BuildRequest(archs, self.kernels, from_source, _stage(stage))
 
@@ -92,12 +97,6 @@ def build(
     The source is fetched, patched, compiled for SM12x and checked. An image is tagged only if it passes its checks. Needs no
     GPU.
     """
-    from sm120kit.cli import build_output
-    from sm120kit.core.disk import require_output_directory
-    from sm120kit.patches.local import read_local
-    from sm120kit.wheels import pipeline
-    from sm120kit.wheels.build_records import Stage, WheelBuild
-
     request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
     options = cache.used_by(sources.run_options(limits))
     target = pipeline.resolve(engine, options, read_local(steps.patch or (), options.origin))
@@ -108,8 +107,6 @@ def build(
         require_output_directory(steps.output)
     key = ""
     if delivered:
-        from sm120kit.images import delivery
-
         base = delivery.complete(base, delivered.recipe)
         key, report = _shared(delivered, request, base)
         if report:
@@ -141,7 +138,6 @@ def _shared(target: EngineTarget, request: BuildRequest, base: str) -> tuple[str
     """The key of an image in the remote cache, and the report of the one that it has."""
     if not target.options.remote:
         return "", None  # what contacts registries is not imported
-    from sm120kit.images import shared_images
 
     key = shared_images.shared_key(target, request, base)
     return key, shared_images.fetch_shared(key, target)
@@ -154,13 +150,6 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
         CheckFailed: a check of the image failed.
         Sm120kitError: see the stages.
     """
-    from sm120kit.core.errors import CheckFailed
-    from sm120kit.images import delivery, image_verification
-    from sm120kit.patches.local import read_local
-    from sm120kit.recipes.target import resolve, with_local
-    from sm120kit.wheels import image_wheels, pipeline
-    from sm120kit.wheels.build_records import BuildRequest
-
     local = read_local(patches, options.origin)
     target = with_local(resolve(recipe, options), local).engine
     assert target is not None
@@ -177,9 +166,6 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
 
 
 def _stage(text: str) -> Stage:
-    from sm120kit.core.errors import NotFound
-    from sm120kit.wheels.build_records import Stage
-
     try:
         return Stage(text)
     except ValueError:
@@ -205,9 +191,6 @@ def _require_applicable(kernels: KernelOptions, steps: BuildOptions, base: str, 
 
 def _copy(wheel: Path, sha256: str, directory: Path) -> Path:
     """Copy a finished wheel to a directory, unless the same bytes are there already."""
-    from sm120kit.core.atomic_writes import write_atomic
-    from sm120kit.core.digests import file_sha256
-
     copy = directory / wheel.name
     if not copy.is_file() or file_sha256(copy) != sha256:
         write_atomic(copy, wheel.read_bytes())
@@ -222,8 +205,6 @@ def watcher() -> Iterator[Callable[[Progress], None]]:
     with console.status() as show:
 
         def watch(progress: Progress) -> None:
-            from sm120kit.core.memory import available_bytes, resident_bytes
-
             nonlocal printed
             now = time.monotonic()
             left = time_left(progress, {unit.output: now - started.setdefault(unit.output, now) for unit in progress.running})

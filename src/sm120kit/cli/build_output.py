@@ -6,22 +6,23 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sm120kit.cli.image import show_report
 from sm120kit.core import console
 from sm120kit.core.errors import Sm120kitError
-
-if TYPE_CHECKING:
-    from sm120kit.images.checks import CheckReport
-    from sm120kit.sources.run_options import Options
-    from sm120kit.wheels.build_records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
-    from sm120kit.wheels.image_wheels import EngineBuild
+from sm120kit.images import delivery, image_verification, shared_images
+from sm120kit.images.checks import CheckReport
+from sm120kit.recipes import configurations
+from sm120kit.sources import sizes as wheel_sizes
+from sm120kit.sources.run_options import Options
+from sm120kit.wheels.build_records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
+from sm120kit.wheels.compile import DISK_PER_UNIT
+from sm120kit.wheels.image_wheels import EngineBuild
+from sm120kit.wheels.pack import local_version
 
 
 def show_stage(result: WheelBuild | EngineBuild, stage: Stage, seconds: float, options: Options, *, json: bool) -> None:
     """Print the result of a build that stopped before the wheel: its plan, if that is the stage."""
-    from sm120kit.wheels.build_records import Stage, WheelBuild
-
     engine, wheel = (None, result) if isinstance(result, WheelBuild) else (result, result.flashinfer)
     if json:
         console.json_data(wheel.plan or wheel.tree)
@@ -43,8 +44,6 @@ def _show_wheel_plan(plan: BuildPlan) -> None:
 
 def _cost(plan: BuildPlan) -> str:
     """The number of units, and the time, memory and disk that they take."""
-    from sm120kit.wheels.compile import DISK_PER_UNIT
-
     units = [unit for module in plan.modules for unit in module.units]
     return (
         f"{len(plan.modules)} modules, {len(units)} units, "
@@ -72,8 +71,6 @@ def _show_units(modules: Sequence[Module], *, full_path: bool = False) -> None:
 
 def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     """Every wheel of the image, the patches, and the reason for each upstream part."""
-    from sm120kit.sources import sizes as wheel_sizes
-
     recipe, closure, plan = build.recipe, build.closure, build.flashinfer.plan
     console.data(f"{recipe.name} ({recipe.state}): build id {build.build_id}")
     console.data(f"Python {closure.python} on {closure.platform}; base image {build.lock.base_image}")
@@ -123,8 +120,6 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
 
 def _show_repacked_wheel(wheel: RepackedWheel) -> None:
     """The replaced files of a wheel that is packed again, and the modules that are built from source."""
-    from sm120kit.wheels.pack import local_version
-
     plan = wheel.plan
     version = local_version(plan.version, plan.digest)
     console.data(f"\n{plan.engine} {version}: the upstream wheel packed again, tree {plan.tree}")
@@ -143,8 +138,6 @@ def _show_repacked_wheel(wheel: RepackedWheel) -> None:
 
 def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds: float) -> None:
     """Print what was built, and a line if it was there; ``paths`` are the copies of the wheels."""
-    from sm120kit.wheels.build_records import WheelBuild
-
     wheel = result if isinstance(result, WheelBuild) else result.flashinfer
     assert wheel.artifacts is not None
     if wheel.ran:
@@ -168,8 +161,6 @@ def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds
 
 def show_shared(report: CheckReport, *, json: bool) -> None:
     """Print an image that another machine built and verified."""
-    from sm120kit.cli.image import show_report
-
     console.info("nothing to build: the cache has the image; its checks were run where it was built")
     show_report(report, json=json)
 
@@ -179,17 +170,12 @@ def deliver(build: EngineBuild, base: str, options: Options, key: str, *, json: 
 
     ``key`` is that of the image in the remote cache, which gets it.
     """
-    from sm120kit.cli.image import show_report
-    from sm120kit.images import delivery, image_verification
-
     started = time.monotonic()
     result = delivery.engine_image(build, base, options)
     if result.ran:
         console.info(f"built {result.context.reference} in {time.monotonic() - started:.1f} s: {result.image.id}")
     report = image_verification.verify_once(result.image, options.workspace)
     if key:
-        from sm120kit.images import shared_images
-
         shared_images.share(key, report, options)
     if report.verified is not None and not result.ran and not json:
         console.info(f"nothing to do for {result.context.reference}: the image and its checks are there")
@@ -202,8 +188,6 @@ def deliver(build: EngineBuild, base: str, options: Options, key: str, *, json: 
 
 def _show_next(recipe: str) -> None:
     """Print the command that serves a model from the image of a recipe."""
-    from sm120kit.recipes import configurations
-
     for name in configurations.names():
         with suppress(Sm120kitError):  # a file of the user, which says nothing of the image
             if configurations.load(name).engine == recipe:

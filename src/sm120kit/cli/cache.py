@@ -147,8 +147,6 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
 
     If docker's daemon does not respond, any server may run: none of these is removable.
     """
-    from sm120kit.images import state_entries
-
     kept = [entry for entry in entries if entry.kind not in ("servers", "records")]
     if len(kept) == len(entries):
         return entries

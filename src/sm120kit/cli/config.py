@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,9 +10,8 @@ from sm120kit.cli import config_list
 from sm120kit.cli.options import ConfigName, Json, configuration_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import find, origin, user_repository
-
-if TYPE_CHECKING:
-    from sm120kit.recipes.configurations import Configuration, Container, Reference
+from sm120kit.recipes import ablations, arguments, configurations
+from sm120kit.recipes.configurations import Configuration, Container, Reference
 
 
 def list_(json: Json = False) -> None:
@@ -22,8 +21,6 @@ def list_(json: Json = False) -> None:
 
     In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
-    from sm120kit.recipes import configurations
-
     listed = [configurations.load(name) for name in configurations.names()]
     origins = {name: origin(configurations.KIND, find(configurations.KIND, f"{name}.toml")) for name in configurations.names()}
     if json:
@@ -38,7 +35,6 @@ def list_(json: Json = False) -> None:
 def show(name: ConfigName, json: Json = False) -> None:
     """Show a configuration and its published figures."""
     from sm120kit.bench import reproduce
-    from sm120kit.recipes import ablations, configurations
     from sm120kit.serving import fit
 
     config = configurations.load(name)
@@ -91,8 +87,6 @@ def check(
     All problems of a file are reported at once. Arguments must be options of the engine's own parser: where these were not
     recorded, the file is "not checked".
     """
-    from sm120kit.recipes import arguments, configurations
-
     for name in names or configurations.names():
         config = configurations.load(name, arguments.problems)
         unchecked = f"not checked {config.name}: the options of {config.engine} were not recorded"

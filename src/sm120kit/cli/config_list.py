@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sm120kit.recipes.configurations import Configuration, Reference
+from sm120kit.recipes.configurations import Configuration, Reference
 
 WIDTH = 80
 KINDS = ("RTX 5090", "RTX PRO 6000", "GB10")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Overwrite, Sources
+from sm120kit.cli.options import Overwrite, Sources, gpu_count
 from sm120kit.cli.server_plan import PlannedServer
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sm120kit.recipes.imported_configuration import ImportedConfiguration
+from sm120kit.core.errors import BadInput
+from sm120kit.core.outside import read_found, read_input_text
+from sm120kit.engines import parser
+from sm120kit.recipes import configuration_file, configurations, launch_command
+from sm120kit.recipes.imported_configuration import ImportedConfiguration, imported
 
 MAX_BYTES = 2**20
 """Limit for a script, compose file or recipe."""
@@ -50,8 +52,6 @@ def new(
     For a model it is what `plan` shows. It is written to configurations/ of your repository (`sm120kit init`). What --from
     cannot express is listed; options are judged by the recorded parser of the newest version of the engine, or of --engine.
     """
-    from sm120kit.recipes import configuration_file, configurations
-
     given = words or []
     named = [word for word in given[:1] if not word.startswith("-")]
     arguments = given[len(named) :]
@@ -84,13 +84,6 @@ def _imported(
         BadInput: the file starts no server of an engine, or one that the engine's parser or image refuses.
         NotFound: there is no such engine or GPU.
     """
-    from dataclasses import replace
-
-    from sm120kit.cli.options import gpu_count
-    from sm120kit.core.errors import BadInput
-    from sm120kit.engines import parser
-    from sm120kit.recipes import launch_command
-    from sm120kit.recipes.imported_configuration import imported
     from sm120kit.serving import derived_configuration
 
     directory = Path(source).parent if source != "-" else None
@@ -130,8 +123,6 @@ def _text(source: str) -> str:
     Raises:
         OSError, ValueError: it cannot be read, is too large, or no UTF-8.
     """
-    from sm120kit.core.outside import read_input_text
-
     if source != "-":
         return read_input_text(Path(source), MAX_BYTES)
     content = sys.stdin.buffer.read(MAX_BYTES + 1)
@@ -142,8 +133,6 @@ def _text(source: str) -> str:
 
 def _variables(file: str, directory: Path | None) -> Mapping[str, str] | None:
     """The variables in a file of ``NAME=VALUE`` lines beside the imported one; None if it cannot be read."""
-    from sm120kit.core.outside import read_found
-
     if directory is None or Path(file).is_absolute() or ".." in Path(file).parts:
         return None
     try:

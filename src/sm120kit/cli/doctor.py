@@ -12,6 +12,8 @@ import typer
 
 from sm120kit.cli.options import Json, configuration_names
 from sm120kit.core import console
+from sm120kit.hosts.facts import probe
+from sm120kit.recipes import configurations
 
 if TYPE_CHECKING:
     from sm120kit.bench.result_file import Result
@@ -72,8 +74,6 @@ def doctor(
     """
     from sm120kit.bench import result_file
     from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit, report, with_measurements
-    from sm120kit.hosts.facts import probe
-    from sm120kit.recipes import configurations
 
     if measured.transfers and root != Path("/"):
         raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,12 +20,12 @@ from sm120kit.cli.options import (
     Trust,
 )
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sm120kit.images.checks import CheckReport
-    from sm120kit.images.image_records import Check
+from sm120kit.core.errors import BadInput
+from sm120kit.images import image_verification, publication, published_images
+from sm120kit.images.checks import CheckReport
+from sm120kit.images.checks.taken_over import ran
+from sm120kit.images.distribution import Compression
+from sm120kit.images.image_records import Check, CheckResult
 
 PLATFORM = "linux/amd64"
 
@@ -40,8 +42,6 @@ def verify_image(
 
     The image is in the state directory, or else in the container daemon. Exit code 1 if a check fails.
     """
-    from sm120kit.images import image_verification, published_images
-
     workspace = sources.workspace()
     if trust:
         published_images.require_signed(reference, ImageIndex(index, trust).source(), workspace)
@@ -52,11 +52,6 @@ def verify_image(
 
 def show_report(report: CheckReport, *, json: bool, whole: bool = True) -> None:
     """Print the results of an image's checks, without ``whole`` only those that did not pass. Exit code 1 if one failed."""
-    import dataclasses
-
-    from sm120kit.images.checks.taken_over import ran
-    from sm120kit.images.image_records import CheckResult
-
     if json:
         console.json_data(dataclasses.asdict(report))
     else:
@@ -110,9 +105,6 @@ def publish(
     It is listed by digest, with SBOM and provenance. A tag that exists is not moved. An image in the state directory is pushed
     without a container daemon.
     """
-    from sm120kit.images import publication
-    from sm120kit.images.distribution import Compression
-
     options = publication.PublishOptions(Compression(form.compression), signing.signer(), form.allow_local)
     with console.status() as show:
         entry = publication.publish(reference, repository, index, sources.workspace(), options, show)
@@ -151,9 +143,6 @@ def pull(
     The image is kept only if it is the one that passed its checks: in the state directory, and in the container daemon if there
     is one.
     """
-    from sm120kit.core.errors import BadInput
-    from sm120kit.images import published_images
-
     if check:
         _check_index(images.index, json=json)
         return
@@ -174,8 +163,6 @@ def pull(
 
 def _check_index(index: Path, *, json: bool) -> None:
     """Print for each image of an index whether it still exists. Exit code 1 if one does not."""
-    from sm120kit.images import published_images
-
     entries, missing = published_images.unresolved(index)
     rows = [(f"{entry.repository}:{entry.tag}", entry.digest, entry not in missing) for entry in entries]
     if json:

@@ -10,6 +10,10 @@ import typer
 
 from sm120kit.cli.options import Overwrite, Sources
 from sm120kit.core import console
+from sm120kit.core.disk import require_new
+from sm120kit.images import loading
+from sm120kit.images.dockerfile import export_dockerfile
+from sm120kit.images.oci import Layout
 
 
 def export(
@@ -31,11 +35,6 @@ def export(
     With `--dockerfile`, `docker build DIRECTORY` gives an image with the same files and settings.
     The files of a directory are hard links to those in the state directory where possible: do not change them.
     """
-    from sm120kit.core.disk import require_new
-    from sm120kit.images import loading
-    from sm120kit.images.dockerfile import export_dockerfile
-    from sm120kit.images.oci import Layout
-
     to_stdout = str(path) == "-"
     if to_stdout and sys.stdout.isatty():
         raise typer.BadParameter("an archive is not text for a terminal: redirect standard output, or name a file")

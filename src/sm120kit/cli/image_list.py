@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sm120kit.cli.options import Index, Json, Sources, given
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from sm120kit.images.inventory import LocalImage
+from sm120kit.images import inventory
+from sm120kit.images.checks import unsigned_checks
+from sm120kit.images.image_index import read_index
+from sm120kit.images.inventory import LocalImage
+from sm120kit.images.stores import EveryStore
 
 
 def list_(
@@ -36,9 +38,6 @@ def list_(
 
 
 def _show_local(sources: Sources, *, json: bool) -> None:
-    from sm120kit.images import inventory
-    from sm120kit.images.stores import EveryStore
-
     workspace = sources.workspace()
     every = EveryStore(workspace)
     images = inventory.local_images(every.stores(), workspace)
@@ -66,17 +65,11 @@ def _show_local(sources: Sources, *, json: bool) -> None:
 
 
 def _checks(local: LocalImage) -> str:
-    from sm120kit.images import inventory
-    from sm120kit.images.checks import unsigned_checks
-
     summary = f": {inventory.check_summary(local.checks)}" if local.checks else ""
     return "; ".join([local.standing + summary, *(check.detail for check in unsigned_checks(local.checks))])
 
 
 def _show_remote(index: Path, *, json: bool) -> None:
-    from sm120kit.images import inventory
-    from sm120kit.images.image_index import read_index
-
     entries = read_index(index).images
     if json:
         console.json_data(entries)

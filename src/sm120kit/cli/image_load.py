@@ -8,6 +8,9 @@ import typer
 
 from sm120kit.cli.options import Json, Sources
 from sm120kit.core import console
+from sm120kit.images import loading
+from sm120kit.images.docker import Daemon
+from sm120kit.images.oci import Layout
 
 
 def load(
@@ -20,10 +23,6 @@ def load(
 
     Layers that the daemon has are not sent. It gets the tag of a checked image; a tag of another image is not moved.
     """
-    from sm120kit.images import loading
-    from sm120kit.images.docker import Daemon
-    from sm120kit.images.oci import Layout
-
     layout = Layout(sources.workspace().root / "oci")
     manifest = loading.manifest_digest(layout, reference)
     image = loading.load(layout, manifest, Daemon())

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+from sm120kit.cli.cache import size
 from sm120kit.cli.options import Json, Sources
 from sm120kit.core import console
+from sm120kit.core.workspace import Workspace
+from sm120kit.images import state_entries
 
 
 def rm(
@@ -24,10 +27,6 @@ def rm(
     An image goes with its last tag; by id or digest with all its tags. Layers that other images have are kept. Waits until no
     other command uses the state directory. Images in the container daemon stay, and so does a running server's.
     """
-    from sm120kit.cli.cache import size
-    from sm120kit.core.workspace import Workspace
-    from sm120kit.images import state_entries
-
     workspace = Workspace.at(sources.state)
     with workspace.maintenance():
         removed = state_entries.remove_images(workspace.root, references)

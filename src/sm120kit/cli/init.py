@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sm120kit.core import console
+from sm120kit.recipes import new_repository
 
 
 def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty directory.")]) -> None:
@@ -16,8 +17,6 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or e
     Commands that run in it read it before the data that is built in, and write only there. An upgrade of sm120kit never changes
     it.
     """
-    from sm120kit.recipes import new_repository
-
     made = new_repository.make(directory)
     console.data(f"made {made}")
     console.info(f"work in it: cd {directory}; or name it: sm120kit -C {directory} recipe list")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from sm120kit.kernels.cubin.cubin_records import Kernel
+from sm120kit.kernels import cubin
+from sm120kit.kernels.cubin.cubin_records import Kernel
 
 HEAD, TAIL = 120, 40
 
@@ -29,8 +28,6 @@ def inspect_(
     memory is the static part: a launch adds the dynamic part. Stack is local memory per thread: spilled registers, and arrays
     indexed at run time. Long names are printed without their middle; --json prints them in full.
     """
-
-    from sm120kit.kernels import cubin
 
     images = cubin.read(path)
     if as_json:

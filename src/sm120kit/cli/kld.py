@@ -13,6 +13,7 @@ from sm120kit.cli.options import Json, Overwrite, ServerAccess
 from sm120kit.core import console
 from sm120kit.core.disk import require_new, require_writable
 from sm120kit.core.errors import NotFound
+from sm120kit.core.record_files import write_record
 from sm120kit.core.urls import is_url
 
 if TYPE_CHECKING:
@@ -235,7 +236,6 @@ def _compare(
     windowing: Windowing,
     output: Path | None,
 ) -> KldComparison:
-    from sm120kit.core.record_files import write_record
     from sm120kit.kld import compare
 
     with console.progress() as progress:

@@ -8,9 +8,16 @@ from typing import Annotated
 
 import typer
 
+from sm120kit import patches
 from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, patches_root, recipe_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import data_root, user_repository, writable_data_root
+from sm120kit.patches.checkout import PATCHES
+from sm120kit.patches.patch_records import PatchState
+from sm120kit.patches.wanted import wanted
+from sm120kit.recipes.default_recipes import unproven
+from sm120kit.recipes.target import resolve_source, resolve_sources
+from sm120kit.sources.run_options import Options
 
 
 def list_(json: Json = False) -> None:
@@ -19,8 +26,6 @@ def list_(json: Json = False) -> None:
     With the versions that each applies to, its upstream status, and the data types, tiles or hardware that it matters for. In a
     repository of `sm120kit init` also where each comes from, and what overrides what.
     """
-    from sm120kit import patches
-
     listed = [patch for project in patches.projects(patches_root()) for patch in patches.load(patches_root(), project)]
     if json:
         rows = (
@@ -60,10 +65,6 @@ def status(
     recipe has the series of FlashInfer and CUTLASS, a recipe of an engine that of the engine. Below are the changes of these
     projects that are wanted and that no series has, with the reason.
     """
-    from sm120kit.patches.checkout import PATCHES
-    from sm120kit.patches.wanted import wanted
-    from sm120kit.recipes.target import resolve_sources
-
     resolved = resolve_sources(names or (), sources.run_options())
     states = [(source.recipe, state) for source in resolved for state in source.statuses]
     missing = wanted(data_root() / PATCHES, {part.project for source in resolved for part in source.projects})
@@ -96,12 +97,6 @@ def check(
     Each patch of a recipe that a bare engine name builds must have a proof on that recipe, or a test if it has no probe. The
     series are applied only if RECIPE is given. Exit code 1 if a check fails.
     """
-
-    from sm120kit import patches
-    from sm120kit.patches.checkout import PATCHES
-    from sm120kit.patches.patch_records import PatchState
-    from sm120kit.recipes.default_recipes import unproven
-    from sm120kit.recipes.target import resolve_source
 
     root = writable_data_root() / PATCHES if fix else patches_root()
     options = sources.run_options()
@@ -139,9 +134,6 @@ def edit(
 
     Change the commits with git; `sm120kit patch export` writes them back to the patch files.
     """
-    from sm120kit import patches
-    from sm120kit.recipes.target import resolve_source
-
     options = sources.run_options()
     source = resolve_source(recipe, options, project)
     patches.edit(source.tree, into, source.recipe, options.workspace.key())
@@ -169,11 +161,6 @@ def export(
     to cutlass_overrides. If the series changed since, both are merged patch by patch; one that both changed is merged as git
     merges it. Nothing is written if git does not, or if the directory was made from another recipe.
     """
-    from sm120kit import patches
-    from sm120kit.patches.checkout import PATCHES
-    from sm120kit.recipes.target import resolve_source
-    from sm120kit.sources.run_options import Options
-
     workspace = sources.workspace()
     source = resolve_source(recipe, Options(workspace), project)
     root, key = writable_data_root() / PATCHES, workspace.key()

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import typer
+from packaging.version import InvalidVersion, Version
 
 from sm120kit.cli.options import Json, Sources, patches_root
 from sm120kit.core import console
 from sm120kit.core.errors import NotFound, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sm120kit.patches.matrix import StateRun, Upstream
-    from sm120kit.patches.patch_records import ReleaseDrift
+from sm120kit.engines import all_engines
+from sm120kit.patches import matrix
+from sm120kit.patches.matrix import UPSTREAMS, StateRun, Upstream
+from sm120kit.patches.patch_records import PatchState, ReleaseDrift
+from sm120kit.sources.releases import Releases
 
 
 def _projects(incomplete: str) -> list[str]:
-    from sm120kit.patches import matrix
-
     return [name for name in matrix.with_releases(patches_root(), _upstreams()) if name.startswith(incomplete)]
 
 
 def _upstreams() -> tuple[Upstream, ...]:
-    from sm120kit.engines import all_engines
-    from sm120kit.patches.matrix import UPSTREAMS, Upstream
-
     return (*UPSTREAMS, *(Upstream(engine.name, engine.name, engine.first_release) for engine in all_engines()))
 
 
@@ -51,9 +47,6 @@ def drift(
     A patch of CUTLASS is tried on the CUTLASS inside each FlashInfer release. Of a patch that is not for a version, it is
     shown whether its diff would apply. Sdists are downloaded once. Exit code 1 if a release cannot be fetched or imported.
     """
-    from sm120kit.patches import matrix
-    from sm120kit.sources.releases import Releases
-
     root = patches_root()
     known = matrix.with_releases(root, _upstreams())
     for name in projects or ():
@@ -84,8 +77,6 @@ def drift(
 
 
 def _require_version(text: str) -> None:
-    from packaging.version import InvalidVersion, Version
-
     try:
         Version(text)
     except InvalidVersion as error:
@@ -93,8 +84,6 @@ def _require_version(text: str) -> None:
 
 
 def _cells(name: str, run: StateRun) -> tuple[object, ...]:
-    from sm120kit.patches.patch_records import PatchState
-
     detail = run.cell.detail.strip() if run.cell.state is PatchState.CONFLICTS else ""
     project = run.cell.project
     return name, _range(run.releases), len(run.releases), f"{project} {_range(run.versions)}", run.cell.label, detail

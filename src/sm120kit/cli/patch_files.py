@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sm120kit import patches
 from sm120kit.cli.options import Json, PatchName, Sources, recipe_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import data_root, writable_data_root
-
-if TYPE_CHECKING:
-    from sm120kit.patches import Patch
-    from sm120kit.recipes.target import PatchSource
-    from sm120kit.sources.run_options import Options
+from sm120kit.patches import Patch
+from sm120kit.patches.checkout import OVERRIDES, PATCHES
+from sm120kit.patches.local import read_source
+from sm120kit.recipes.target import PatchSource, resolve, resolve_sources, source_with
+from sm120kit.sources.run_options import Options
 
 RecipeOption = Annotated[
     str,
@@ -66,11 +67,6 @@ def import_(
     trailers are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
     """
 
-    from sm120kit import patches
-    from sm120kit.patches.checkout import PATCHES
-    from sm120kit.patches.local import read_source
-    from sm120kit.recipes.target import resolve, source_with
-
     root, options = writable_data_root() / PATCHES, sources.run_options()
     where = target.repository
     read = (patches.read_commit(where, source),) if where else read_source(Path(source), options.origin)
@@ -103,9 +99,6 @@ def drop(
     Its file and its proof are removed as well. Refused if another patch names it in Requires, or no longer applies without it
     to the version of a recipe, whose source is fetched if it is not cached.
     """
-    from sm120kit import patches
-    from sm120kit.patches.checkout import OVERRIDES, PATCHES
-
     root = writable_data_root() / PATCHES
     dropped = patches.find(root, patch)
     required_by = {
@@ -121,9 +114,6 @@ def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
     Renames files, lines of the series, proofs, and trailers that name these. Lists the other files that name it.
     """
 
-    from sm120kit import patches
-    from sm120kit.patches.checkout import PATCHES
-
     data = writable_data_root()
     renamed = patches.find(data / PATCHES, patch)
     changed = patches.rename(renamed, slug, data / PATCHES)
@@ -138,8 +128,6 @@ def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
 
 def _sources_for(patch: Patch, options: Options) -> list[PatchSource]:
     """The sources of recipes that contain a version that a patch is for."""
-    from sm120kit.recipes.target import resolve_sources
-
     return [source for source in resolve_sources((), options) if source.has_version_of(patch)]
 
 

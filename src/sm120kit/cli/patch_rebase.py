@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,10 +12,11 @@ from sm120kit.cli.options import Json, Sources, recipe_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import data_root, top_root, writable_data_root
 from sm120kit.core.errors import PatchConflict
-
-if TYPE_CHECKING:
-    from sm120kit.patches.rebase import RebaseProgress, SeriesMove
-    from sm120kit.sources.run_options import Options
+from sm120kit.patches import rebase as rebasing
+from sm120kit.patches.checkout import OVERRIDES, PATCHES
+from sm120kit.patches.rebase import RebaseProgress, SeriesMove
+from sm120kit.recipes.target import pinned_versions, resolve_source
+from sm120kit.sources.run_options import Options
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,6 @@ def rebase(
     files, and go on with --continue. When all patches are moved, those that changed are written as variants for the new
     version; those of the old version stay.
     """
-    from sm120kit.patches import rebase as rebasing
-    from sm120kit.patches.checkout import PATCHES
-
     starts = recipe is not None and step.onto is not None and step.into is not None
     given = [value is not None for value in (recipe, step.onto, step.into)]
     forms = [all(given), step.continue_ is not None, step.abort is not None]
@@ -76,10 +74,6 @@ def rebase(
 
 
 def _move(names: tuple[str, str], options: Options) -> SeriesMove:
-    from sm120kit.patches.checkout import OVERRIDES, PATCHES
-    from sm120kit.patches.rebase import SeriesMove
-    from sm120kit.recipes.target import pinned_versions, resolve_source
-
     old, onto = (resolve_source(name, options) for name in names)
     recipes = (old.recipe, onto.recipe)
     key, pinned = options.workspace.key(), pinned_versions(options)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from packaging.utils import canonicalize_name
 
+from sm120kit import recipes
 from sm120kit.cli.options import (
     DebianSources,
     Json,
@@ -19,9 +21,10 @@ from sm120kit.cli.options import (
 from sm120kit.core import console
 from sm120kit.core.data_roots import origin, user_repository
 from sm120kit.core.errors import Mismatch
-
-if TYPE_CHECKING:
-    from sm120kit.recipes import EngineRecipe, EnvironmentTable, FlashInferRecipe
+from sm120kit.recipes import EngineRecipe, EnvironmentTable, FlashInferRecipe, bases, lockfile
+from sm120kit.recipes.target import resolve, resolve_each
+from sm120kit.sources.releases import Releases
+from sm120kit.sources.withdrawn import Withdrawals
 
 
 def list_(json: Json = False) -> None:
@@ -29,8 +32,6 @@ def list_(json: Json = False) -> None:
 
     In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
-    from sm120kit import recipes
-
     listed = [recipes.load(name) for name in recipes.names()]
     if json:
         origins = ({"from": origin(recipes.KIND, recipes.path_of(recipe.name))} for recipe in listed)
@@ -49,9 +50,6 @@ def show(name: RecipeName, json: Json = False) -> None:
 
     With its pins, its kernels or wheels, and its build id if it is locked.
     """
-    from sm120kit import recipes
-    from sm120kit.recipes import lockfile
-
     file, recipe = recipes.load_with_path(name)
     if json:
         console.json_data(recipe.model_dump(mode="json"))
@@ -110,8 +108,6 @@ def check(
     All problems of a file are reported at once. Of recipes that a repository of `sm120kit init` has or has locked, also prints
     the patches that were added, changed or removed since, such as by an upgrade of sm120kit.
     """
-    from sm120kit import recipes
-
     for name in names or recipes.names():
         file, recipe = recipes.load_with_path(name)
         console.data(f"ok {recipe.name}")
@@ -120,8 +116,6 @@ def check(
 
 
 def _changes_since_locked(path: Path) -> list[str]:
-    from sm120kit.recipes import lockfile
-
     own = user_repository()
     if own is None or not path.is_relative_to(own) or not path.is_file():
         return []
@@ -164,14 +158,6 @@ def lock(
     Of a base such as debian-12, the Debian packages are locked. Each lockfile is written next to its recipe or base. Files that
     the package index has yanked, replaced or no longer lists are reported.
     """
-    from packaging.utils import canonicalize_name
-
-    from sm120kit import recipes
-    from sm120kit.recipes import bases, lockfile
-    from sm120kit.recipes.target import resolve, resolve_each
-    from sm120kit.sources.releases import Releases
-    from sm120kit.sources.withdrawn import Withdrawals
-
     if check and (upgrade or upgrade_package):
         raise typer.BadParameter("--check writes nothing, so --upgrade and --upgrade-package have no effect")
     options = sources.run_options(debian=debian)

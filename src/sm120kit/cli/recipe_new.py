@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from sm120kit.cli import plugins
 from sm120kit.cli.options import Json, Sources, recipe_names
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from sm120kit.patches.patch_records import PatchStatus
-    from sm120kit.recipes.drafts import Draft
-    from sm120kit.wheels.new_recipe import NewerRelease
-    from sm120kit.wheels.newer_wheels import NewerWheel
+from sm120kit.patches.patch_records import PatchStatus
+from sm120kit.recipes import known_engines
+from sm120kit.recipes.drafts import Draft
+from sm120kit.wheels import new_recipe
+from sm120kit.wheels.new_recipe import NewerRelease
+from sm120kit.wheels.newer_wheels import NewerWheel, newer_wheels
 
 
 def _releases(incomplete: str) -> list[str]:
-    from sm120kit.recipes import known_engines
-
     return [name for engine in known_engines() if (name := f"{engine}@latest").startswith(incomplete)]
 
 
@@ -78,8 +78,6 @@ def new(
     as well if there is none. Files appear when the recipes are locked and planned, and the probes of patches compiled where
     sm12x-lab is installed. What a person has to decide is printed.
     """
-    from sm120kit.wheels import new_recipe
-
     engine, version = new_recipe.parse_release(release)
     overrides = _overrides(override or [])
     if overrides and engine == "flashinfer":
@@ -119,9 +117,6 @@ def new(
 
 
 def _overrides(texts: Sequence[str]) -> dict[str, str]:
-    from packaging.utils import canonicalize_name
-    from packaging.version import Version
-
     versions = {}
     for text in texts:
         name, _, version = text.partition("==")
@@ -160,9 +155,6 @@ def update(*, sources: Sources, json: Json = False) -> None:
     Also lists newer releases of the wheels that recipes pin, such as b12x, and of torch, NCCL, CUTLASS DSL and the CUTLASS in
     FlashInfer, with their age. Reads the package index. Exit code 1 if an engine has a newer release than its newest recipe.
     """
-    from sm120kit.wheels import new_recipe
-    from sm120kit.wheels.newer_wheels import newer_wheels
-
     options = sources.run_options()
     newer, wheels = new_recipe.newer_releases(options), newer_wheels(options)
     if json:

@@ -13,6 +13,7 @@ from sm120kit.cli.options import ConfigName, Json, ServerAccess, Sources, Timeou
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 from sm120kit.core.errors import CheckFailed, NotComparable
+from sm120kit.recipes import configurations
 
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
@@ -90,7 +91,6 @@ def reproduce_(
 
     from sm120kit.bench import reproduce, result_file, roofline
     from sm120kit.bench.reproduce import ReproductionVerdict, RooflineInputs
-    from sm120kit.recipes import configurations
 
     _require_consistent(results, running, launched, method)
     stated = given_values(method.given or [])

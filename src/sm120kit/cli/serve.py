@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sm120kit.cli import verify_server
 from sm120kit.cli.options import (
     ApiKey,
     ImageIndex,
@@ -23,7 +26,12 @@ from sm120kit.cli.options import (
     gpu_count,
     key_of,
 )
-from sm120kit.core import console
+from sm120kit.core import console, reporting
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.disk import require_new
+from sm120kit.engines.engine import MASTER_PORT, Node
+from sm120kit.sources import Origin
+from sm120kit.sources.run_options import Options
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
@@ -245,8 +253,6 @@ class PlannedOutput(SpannedNodes):
                 for all or for each; a name is none of an RDMA device; the output is not a form for several machines; or they
                 meet on the server's ``port``.
         """
-        from sm120kit.engines.engine import MASTER_PORT, Node
-
         if not self.nodes:
             if self.interface:
                 raise typer.BadParameter("--interface requires --nodes", param_hint="--interface")
@@ -301,8 +307,6 @@ class PlannedOutput(SpannedNodes):
         Raises:
             SystemRefused: a file exists that may not be overwritten, or cannot be written.
         """
-        from sm120kit.core.disk import require_new
-
         for option, file in (("--compose", self.compose), ("--kubernetes", self.kubernetes)):
             for rank, launch in enumerate(prepared):
                 if file not in ("", "-"):
@@ -326,8 +330,6 @@ class PlannedOutput(SpannedNodes):
                 _write(str(_node_file(self.compose, rank)), text, prepared[rank])
 
     def _write_container(self, prepared: PreparedLaunch) -> None:
-        import shlex
-
         from sm120kit import serving
         from sm120kit.serving import launch
 
@@ -347,8 +349,6 @@ def _address(text: str, option: str) -> IPv4Address | IPv6Address:
     Raises:
         typer.BadParameter: it is not one, or has a zone (``%eth0``), which Docker's ``--publish`` and the engines do not take.
     """
-    from ipaddress import ip_address
-
     try:
         address = ip_address(text)
     except ValueError as error:
@@ -392,13 +392,10 @@ def serve_(
     """
     from sm120kit import serving
     from sm120kit.cli.build import build_patched
-    from sm120kit.core import reporting
     from sm120kit.serving import launch
     from sm120kit.serving.nodes import differences, preparation
     from sm120kit.serving.resolve import on_node, resolve
     from sm120kit.serving.served_model import ServeRequest, served_model
-    from sm120kit.sources import Origin
-    from sm120kit.sources.run_options import Options
 
     nodes = planned.machines(server.port)
     roots = planned.roots(len(nodes))
@@ -477,8 +474,6 @@ def serve_(
 
 def show_derived(served: ModelToServe) -> None:
     """Show a configuration that no file has, and what a user may want to decide otherwise."""
-    import shlex
-
     configuration = served.configuration
     console.info(f"derived  {configuration.engine}: {shlex.join(configuration.arguments)}")
     for note in served.notes:
@@ -499,7 +494,6 @@ def _verify_answer(endpoint: Endpoint, answer: Answer) -> None:
         CheckFailed: it answers wrongly.
     """
     from sm120kit import probes
-    from sm120kit.cli import verify_server
 
     _show_answer(endpoint, answer)
     verification = probes.verify(probes.VerifiedServer(endpoint, answer.model))
@@ -514,7 +508,6 @@ def _node_file(directory: str, rank: int) -> Path:
 def _write(destination: str, text: str, prepared: PreparedLaunch) -> None:
     """Write to a file, which other users cannot read if the server has an API key, or to standard output for ``-``."""
     from sm120kit import serving
-    from sm120kit.core.atomic_writes import write_atomic
 
     if destination == "-":
         console.data(text.rstrip("\n"), credentials=True)
@@ -540,9 +533,6 @@ def _show(prepared: PreparedLaunch) -> None:
 
 def _show_problems(prepared: PreparedLaunch, config: str, root: Path, host: str) -> None:
     """Show what doctor finds on the ``host`` at ``root``: what breaks the server as warnings."""
-    import shlex
-
-    from sm120kit.core import reporting
     from sm120kit.hosts.doctor import Impact
 
     for finding in prepared.problems:

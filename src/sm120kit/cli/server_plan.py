@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,8 +53,6 @@ def plan(
     the expected rate and the command. Reads config.json and the headers of the shards; without the Hub it prints what is not
     known.
     """
-    from dataclasses import asdict
-
     from huggingface_hub import constants
 
     from sm120kit.serving.flight_plan import flight_plan

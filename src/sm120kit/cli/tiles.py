@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sm120kit.cli import plugins
 from sm120kit.cli.options import SourceRecipeName, Sources
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from sm120kit.kernels.kernel_records import TileFacts
-    from sm120kit.kernels.tiles.compare_tiles import TileComparison
-    from sm120kit.recipes.target import Target
+from sm120kit.images import b12x
+from sm120kit.kernels import tables, tile_records
+from sm120kit.kernels.kernel_records import TileFacts
+from sm120kit.kernels.tiles import compare_tiles
+from sm120kit.kernels.tiles.compare_tiles import TileComparison
+from sm120kit.recipes.target import Target, resolve
 
 
 @cache
@@ -57,10 +58,6 @@ def tiles_(
     With a recipe with a table of kernels of b12x, the tiles are those of these kernels. CuTe DSL compiles them in a temporary
     environment, which takes 8 GB of disk; they are not emulated.
     """
-    from sm120kit.kernels import tables, tile_records
-    from sm120kit.kernels.tiles import compare_tiles
-    from sm120kit.recipes.target import resolve
-
     if emulate and _tile_numbers() is None:
         raise plugins.required("--emulate")
     target = resolve(engine, sources.run_options())
@@ -70,8 +67,6 @@ def tiles_(
         console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target, patched=True))}")
         return
     if target.engine and target.recipe.b12x:
-        from sm120kit.images import b12x
-
         before = b12x.tiles(target.engine, patched=False)
         after = b12x.tiles(target.engine, patched=True) if patched else before
     else:

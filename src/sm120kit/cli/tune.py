@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from sm120kit.cli.options import ConfigName, ImageIndex, Json, Sources
 from sm120kit.cli.serve import Image
 from sm120kit.core import console
+from sm120kit.recipes import arguments, configurations
 
 
 def tune(
@@ -29,7 +31,6 @@ def tune(
     Runs each in the configuration's image: sums against NCCL, CUDA graphs, calls of different sizes while ranks pause, times.
     One that computes wrong sums, stalls for 30 s or ends is named and not used. `sm120kit serve` uses the result.
     """
-    from sm120kit.recipes import arguments, configurations
     from sm120kit.serving import allreduce, launch, model_download
     from sm120kit.serving.resolve import ServerLocation, resolve
 
@@ -69,8 +70,6 @@ def tune(
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

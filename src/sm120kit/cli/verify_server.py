@@ -11,7 +11,9 @@ import typer
 
 from sm120kit.cli.options import Json, Overwrite, ServerAccess, key_of
 from sm120kit.core import console
+from sm120kit.core.disk import require_new, require_writable
 from sm120kit.core.errors import CheckFailed, ServerFailed
+from sm120kit.core.record_files import write_record
 from sm120kit.core.urls import Endpoint, is_url
 
 if TYPE_CHECKING:
@@ -85,7 +87,6 @@ def verify_server(
     or that it cannot judge, with the reason. Exit code 51 if one finds something wrong.
     """
     from sm120kit import bench, probes
-    from sm120kit.core.disk import require_new, require_writable
 
     chosen = probes.selected(options.probe or [])
     require_writable(options.output)
@@ -103,7 +104,6 @@ def verify_server(
 
 def _verified(server: VerifiedServer, chosen: tuple[ServerProbe, ...], seconds: float, output: Path) -> ServerVerification:
     from sm120kit import probes
-    from sm120kit.core.record_files import write_record
 
     with console.progress() as progress:
         task = progress.add_task("probes", total=len(chosen) + (server.reference is not None))

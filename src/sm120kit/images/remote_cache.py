@@ -24,7 +24,6 @@ from sm120kit.images import attestation
 from sm120kit.images.distribution import RegistryClient, RemoteArtifact
 from sm120kit.images.image_index import require_repository
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES, TITLE, Descriptor
-from sm120kit.sources.index_client import MAX_FILE_BYTES
 
 T = TypeVar("T")
 
@@ -169,6 +168,8 @@ def _named(entry: RemoteArtifact, key: str) -> dict[str, Descriptor]:
     Raises:
         BadInput: it is not an entry of a cache, a name is unsafe or not unique, or the files are too large.
     """
+    from sm120kit.sources.index_client import MAX_FILE_BYTES
+
     files = [blob for blob in entry.files if blob.media_type != _STATEMENT]
     names = [str(blob.annotations.get(TITLE, "")) for blob in files]
     problem = ""

@@ -8,15 +8,12 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-import httpx2
+from typing import TYPE_CHECKING, TypeVar
 
 from sm120kit import __version__
 from sm120kit.core import reporting
@@ -26,6 +23,11 @@ from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.secrets import masked, register
 from sm120kit.images.distribution.credentials import DOCKER_HUB, Credentials, stored_credentials
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2
 
 MAX_WAIT_SECONDS = 120
 """Limit for ``Retry-After``: a registry that requests a longer wait has refused."""
@@ -85,6 +87,8 @@ class Session:
         Raises:
             RegistryFailed: docker login's configuration is malformed, or its credential helper fails.
         """
+        import httpx2
+
         self.registry = registry
         host = _HUB_HOST if registry == DOCKER_HUB else registry
         self._loopback = _is_loopback(httpx2.URL(f"http://{host}").host)
@@ -188,6 +192,8 @@ class Session:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
+        import httpx2
+
         try:
             yield
         except httpx2.TransportError as error:
@@ -243,6 +249,8 @@ class Session:
 
     def _authorize(self, challenge: str, scope: str, activity: str) -> str:
         """The value of ``Authorization`` for a challenge of the registry: basic, or a token for ``scope``."""
+        import httpx2
+
         kind, _, rest = challenge.partition(" ")
         if kind.lower() == "basic" and self._credentials and self._credentials.username:
             return self._credentials.basic
@@ -255,6 +263,8 @@ class Session:
 
     def _token(self, realm: httpx2.URL, service: str, scope: str, activity: str) -> str:
         """Get a token from the server that the registry names."""
+        import httpx2
+
         credentials = self._credentials or Credentials()
         headers = {}
         if credentials.identity_token:
@@ -341,6 +351,8 @@ class Session:
 @functools.cache
 def _certificates() -> ssl.SSLContext:
     """The certificates that are trusted, also those that ``SSL_CERT_FILE`` names. Reading them takes a third of a second."""
+    import httpx2
+
     return httpx2.create_ssl_context()
 
 
