@@ -47,6 +47,7 @@ BASE = {
     "bench compare": ["log.txt", "log.txt"],
     "bench import": ["log.txt"],
     "config show": [CONFIG],
+    "cache": ["downloads", "--clean", "--dry-run"],
     "image export": ["image", "out.tar"],
     "image load": ["image"],
     "image rm": ["image"],
