@@ -164,7 +164,7 @@ def test_ablations_apply_where_the_option_is_missing() -> None:
     assert "quantized head of the drafts" not in names, "vLLM refuses it with DFlash"
     one = configurations.load("minimax-m2.7-nvfp4-2x-rtx-pro-6000")
     chosen = one.model_copy(update={"arguments": (), "environment": {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}})
-    assert [each.name for each in ablations.of(chosen)] == ["b12x experts"]
+    assert [each.name for each in ablations.of(chosen)] == ["b12x experts", "fair share of prefill"]
     assert ablations.of(configurations.load("qwen3.5-397b-nvfp4-8x-rtx-pro-6000")) == ()
     shown = CliRunner().invoke(app, ["config", "show", "glm-5.3-flash-nvfp4-4x-rtx-pro-6000"]).stdout
     assert "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC=1" in shown and "without --speculative-config" in " ".join(shown.split())
@@ -172,14 +172,19 @@ def test_ablations_apply_where_the_option_is_missing() -> None:
 
 @pytest.mark.parametrize(
     "ablation",
-    {each.name: each for name in configurations.names() for each in ablations.of(configurations.load(name))}.values(),
+    {
+        (each.name, each.engine): each
+        for configuration in map(configurations.load, configurations.names())
+        for each in ablations.of(configuration)
+    }.values(),
 )
 def test_options_of_ablations_exist_in_the_engine(ablation: ablations.Ablation) -> None:
     assert ablation.effect and ablation.source
     for recipe in recipes.names(recipes.EngineRecipe):
         known = parser.load(recipe) if recipe.startswith(ablation.engine) else None
         if known and ablation.arguments:
-            assert parser.rejection(known, ["/model", *ablation.arguments]) == ""
+            model = ["/model"] * recipe.startswith("vllm")
+            assert parser.rejection(known, [*model, *ablation.arguments]) == ""
 
 
 def test_ceiling_is_of_the_configuration_whatever_its_figures_were_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
