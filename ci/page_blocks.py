@@ -120,7 +120,8 @@ def _source(text: str) -> str:
     project, commit, file, site, path = found.groups("")
     address = f"github.com/{project}" if project else site
     below = f"/{'blob' if file else 'tree'}/{commit}{'/' * bool(file)}{file}" if commit else path
-    return f" ([{project or site}](https://{address}{below}))"
+    label = project or site.removeprefix("www.") + (path if site == "github.com" else "")
+    return f" ([{label}](https://{address}{below}))"
 
 
 def _expected(configuration: Configuration) -> str:

@@ -190,7 +190,7 @@ def _forms() -> Iterator[str]:
 def _rates() -> Iterator[str]:
     alone, related = left_out(by_table), left_out(by_machine)
     fitted = [table for table in tables() if table.fitted]
-    yield "| published table | users | roofline | expected | expected, machine left out | expected / published |"
+    yield "| published table | concurrency | roofline | expected | expected, machine left out | expected / published |"
     yield "|---|---|---|---|---|---|"
     for table in fitted:
         ratios = ", ".join(f"{ratio:.2f}" for ratio in table.ratios(alone[table.name]))
@@ -201,7 +201,7 @@ def _rates() -> Iterator[str]:
 
 
 def _drafts() -> Iterator[str]:
-    yield "| published table | users | at the roofline | at the expected step | at most |"
+    yield "| published table | concurrency | at the roofline | at the expected step | at most |"
     yield "|---|---|---|---|---|"
     for table in tables():
         if not table.fitted:

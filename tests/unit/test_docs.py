@@ -243,3 +243,21 @@ def test_table_of_errors_is_that_of_the_code() -> None:
     assert stated == [
         (family.exit_code, family.kind, summary) for family, summary in zip(errors.families(), summaries, strict=True)
     ]
+
+
+def exit_codes(page: Path) -> Iterator[int]:
+    """Exit codes in sentences, and those in the columns of tables that are named so."""
+    text = prose(page)
+    for listed in re.findall(r"exit codes? (\d+(?:(?:, | and | or )\d+)*)", text):
+        yield from map(int, re.findall(r"\d+", listed))
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        header, *rows = ([cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines())
+        if "exit code" in header and page.name != "errors.md":
+            column = header.index("exit code") - len(header)
+            yield from (int(code) for row in rows for code in re.findall(r"\d+", row[column]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_exit_codes_are_those_of_the_code(page: Path) -> None:
+    families = {family.exit_code for family in errors.families()}
+    assert {code for code in exit_codes(page) if code < 128} <= families | {0, 1, 2}
