@@ -47,7 +47,7 @@ def test_library_that_links_the_driver_loads_with_the_stub(tmp_path: Path) -> No
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "checks.py").write_text(SUITE)
     (tmp_path / "expected.json").write_text("{}")
-    for name in ("run.py", "driver_stub.py", "recorder.py"):
+    for name in ("run.py", "driver_stub.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
     done = subprocess.run(
         [tmp_path / "venv/bin/python", "run.py", "expected.json", "small"], cwd=tmp_path, capture_output=True, text=True

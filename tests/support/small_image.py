@@ -66,7 +66,13 @@ class ImageHost:
         return docker.DockerClient(base_url=self.socket, timeout=300)
 
     def tags(self) -> set[str]:
+        """Tags of the daemon."""
         return {tag for image in self.client.images.list() for tag in image.tags}
+
+    def names(self) -> set[str]:
+        """Names of sm120kit's images in the state directory."""
+        listed = json.loads(self.run("image", "list", "--json").stdout)
+        return {tag for entry in listed for tag in entry["tags"]}
 
 
 @pytest.fixture(scope="session")
@@ -123,12 +129,10 @@ def tampered(image_host: ImageHost, image: str, command: str) -> str:
 
 @pytest.fixture(scope="session")
 def image(image_host: ImageHost, base: str) -> str:
-    """The id of the image, which is not verified yet. Only the daemon has it."""
+    """The id of the image, which is not verified yet. The daemon has it, too."""
     built = image_host.image(base).stdout.strip()
     assert "nothing to do" in image_host.image(base).stderr
-    loaded = image_host.run("image", "load", built).stdout.strip()
-    shutil.rmtree(image_host.state / "oci")
-    return loaded
+    return image_host.run("image", "load", built).stdout.strip()
 
 
 @pytest.fixture(scope="session")

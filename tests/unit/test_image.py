@@ -11,15 +11,18 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import layout_images
 import pytest
+from typer.testing import CliRunner
 
 from sm120kit import recipes
+from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotFound, NotVerified, RequirementMissing, ResourceUnavailable, SystemRefused
-from sm120kit.core.record_files import write_record
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, delivery, existing_base, image_inputs, registry
+from sm120kit.images import checks, delivery, existing_base, image_inputs, published_images
 from sm120kit.images.dockerfile import export_dockerfile
 from sm120kit.images.image_index import FORMAT, PublishedIndex, find_image, read_index
 from sm120kit.images.image_records import (
@@ -153,7 +156,7 @@ class PrintingStore:
         self.text = text
 
     def run(self, *arguments: object) -> ContainerResult:
-        return ContainerResult(0, self.text, "")
+        return ContainerResult(0, self.text, "", "unshare")
 
 
 @pytest.mark.parametrize("printed", ["", "[]", "{}", "[" * 100_000, '{"python": 3, "surprise": 1}', "9" * 5000])
@@ -213,7 +216,7 @@ def check_leaves(expected): raise SystemExit(0)
 
 
 def test_runner_reports_every_result(tmp_path: Path) -> None:
-    for name in ("run.py", "driver_stub.py", "recorder.py"):
+    for name in ("run.py", "driver_stub.py"):
         shutil.copy(Path(checks.__file__).parent / "suites" / name, tmp_path)
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "checks.py").write_text(SUITE)
@@ -240,8 +243,8 @@ def verified(**changed: Any) -> VerifiedImage:
 )
 def test_record_without_passed_checks_is_refused(results: tuple[Check, ...]) -> None:
     with pytest.raises(NotVerified, match="did not pass"):
-        registry.require_passed(verified(checks=results))
-    registry.require_passed(verified())
+        published_images.require_passed(verified(checks=results))
+    published_images.require_passed(verified())
 
 
 def test_index_is_read_back_and_searched(tmp_path: Path) -> None:
@@ -276,9 +279,6 @@ def test_malformed_index_is_refused(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_image_list_remote_shows_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
-    from sm120kit.cli import app
 
     path = tmp_path / "images.json"
     image = Image("sha256:1", "content", "linux/amd64", (), {}, "1000", 1_234_000_000)
@@ -409,3 +409,22 @@ def test_image_that_a_dockerfile_cannot_describe_is_refused(tmp_path: Path) -> N
     (tmp_path / "context").mkdir()
     with pytest.raises(SystemRefused, match="exists"):
         export_dockerfile(layout, lines, tmp_path / "context")
+
+
+def test_image_list_shows_tags_and_status(tmp_path: Path) -> None:
+    workspace = Workspace.open(tmp_path / "state")
+    (_, current), (manifest, older), (untagged, _) = (
+        layout_images.add_image(workspace, (seed,), f"{seed}" * 64, size=2**12) for seed in (1, 2, 3)
+    )
+    layout = Layout(workspace.root / "oci")
+    path = checks.record_path(workspace, layout.image(manifest))
+    write_record(path, dataclasses.replace(read_record(VerifiedImage, path), suite="0" * 64))
+    image = layout.image(untagged)
+    checks.record_path(workspace, image).unlink()
+    layout.untag(image.labels["sm120kit.reference"])
+    listed = CliRunner().invoke(app, ["image", "list", "--json", "--state", str(workspace.root)])
+    assert {(*entry["tags"], entry["standing"]) for entry in json.loads(listed.stdout)} == {
+        (current, "verified"),
+        (older, "verified by older checks"),
+        ("not verified",),
+    }

@@ -146,7 +146,7 @@ reason = "the base's"
 
 
 def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
-    for name in ("run.py", "driver_stub.py", "recorder.py"):
+    for name in ("run.py", "driver_stub.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "checks.py").write_text(SUITE)
@@ -184,7 +184,7 @@ def check_module(expected): meet("two", "one"); return {"home of a module": os.e
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_checks_that_start_programs_run_beside_the_others(tmp_path: Path, ends: bool) -> None:
-    for name in ("run.py", "driver_stub.py", "recorder.py"):
+    for name in ("run.py", "driver_stub.py"):
         (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
     (tmp_path / "small").mkdir()
     end = "    if 'ends' in expected: os.kill(os.getpid(), 9)\n    subprocess"
@@ -749,7 +749,7 @@ def run_engine(
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))
     directory = tmp_path / "checks"
     programs = ("engine/checks.py", "engine/gpu.py", "engine/select_backends.py", f"{kind}/checks.py", f"{kind}/backends.py")
-    for path in ("run.py", "driver_stub.py", "recorder.py", *programs):
+    for path in ("run.py", "driver_stub.py", *programs):
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_bytes((IMAGE / path).read_bytes())
     (tmp_path / "libcuda.so.1").write_bytes(driver_stub)
@@ -1073,19 +1073,14 @@ def test_requested_modules_are_compiled_ahead_in_a_complete_image(modules: tuple
 
 
 @pytest.mark.parametrize(
-    ("version", "reason"), [("0.34.0", "written for vllm 0.19.1 and 0.33.0; 0.34.0"), ("0.19.1+local", "no configuration")]
+    ("version", "reason"), [("0.34.0", "written for vllm 0.33.0; 0.34.0"), ("0.33.0+local", "no configuration")]
 )
-def test_modules_are_looked_up_only_in_versions_whose_functions_are_called(
+def test_modules_are_looked_up_only_in_the_version_whose_functions_are_called(
     load: Callable[[str], Any], version: str, reason: str
 ) -> None:
     expected = {"distributions": {"vllm": version}, "served": {"one": {"architecture": None, "selected": {}}}}
-    versions = {"0.19.1": len, "0.33.0": str}
-    engine = load("engine")
     with pytest.raises(NotRun, match=reason):
-        engine.require_served(expected, "vllm", versions)
-    expected["served"] = {"one": {"architecture": None, "selected": {"attention": ["TRITON_ATTN"]}}}
-    expected["distributions"] = {"vllm": "0.33.0+local"}
-    assert engine.require_served(expected, "vllm", versions) is str
+        load("engine").require_served(expected, "vllm", "0.33.0")
 
 
 @pytest.mark.parametrize(
@@ -1165,7 +1160,7 @@ def test_recorded_kernels_are_looked_up_without_sizes_unless_attention_is_flashi
     load("engine")
     suite = load("vllm")
     served = {"selected": selected, "architecture": architecture}
-    assert suite._not_looked_up(suite._recorded, served) == reason
+    assert suite._not_looked_up(served) == reason
 
 
 @pytest.mark.parametrize(
@@ -1186,49 +1181,6 @@ def test_version_of_sglang_is_that_of_the_wheel_that_was_packed_again(load: Call
     assert suite.check_command(expected) == {"sglang version": "0.5.11"}
     with pytest.raises(AssertionError, match=r"not 0\.5\.12"):
         suite.check_command(expected | {"distributions": {"sglang": "0.5.12"}})
-
-
-def test_latent_attention_in_sglang_0_5_11_requests_modules_of_its_recipe(
-    load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FlashInfer selects a module by the types and sizes that its wrappers plan with, as the recipe's arguments have them."""
-    load("engine")
-    suite = load("sglang")
-    planned: list[tuple[str, int, dict[str, Any]]] = []
-
-    class Wrapper:
-        def __init__(self, workspace: Any, layout: str = "", *, backend: str) -> None:
-            assert backend == "auto"
-
-        def plan(self, *operands: Any) -> None:
-            heads, rank, rope, _page, _causal, _scale, q, kv = operands[4:]
-            types = {"dtype_q": str(q), "dtype_kv": str(kv), "dtype_o": str(q), "dtype_idx": str(operands[0].dtype)}
-            planned.append(("gen_batch_mla_module", heads, types | {"head_dim_ckv": rank, "head_dim_kpe": rope}))
-
-        def begin_forward(
-            self, rows: Any, _: Any, heads: int, kv_heads: int, *, q_data_type: Any, causal: bool, **sizes: int
-        ) -> None:
-            assert kv_heads == heads and causal
-            types = dict.fromkeys(("dtype_q", "dtype_kv", "dtype_o"), str(q_data_type)) | {"dtype_idx": str(rows.dtype)}
-            planned.append(("gen_batch_prefill_module", heads, types | sizes))
-
-    latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=Wrapper, BatchPrefillWithRaggedKVCacheWrapper=Wrapper)
-    backends = SimpleNamespace(flashinfer_backend=None, flashinfer_mla_backend=latent)
-    monkeypatch.setitem(sys.modules, "sglang.srt.layers.attention", backends)
-    name = "glm-5-nvfp4-8x-rtx-pro-6000"
-    reference = f"sm120kit/sglang:0.5.11-sm120kit.{'4' * 12}"
-    image = labelled("sglang-0.5.11", "0.5.11", kind="sglang", reference=reference)
-    served = image_verification.expected(image).served[name]
-    arguments = SimpleNamespace(attention_backend="flashinfer", kv_cache_dtype="bf16", tensor_parallel_size=8)
-    calls = suite._attention(arguments, served["architecture"], {})
-    for call in calls.values():
-        call()
-    assert calls.keys() == {"cached tokens", "new tokens"} and [heads for _, heads, _ in planned] == [8, 8]
-    recipe = recipes.load_flashinfer("flashinfer-0.6.8.post1")
-    for group in ("serve", "all"):
-        modules = [recipe.modules[module] for module in recipe.groups[group].modules]
-        for generator, _, wanted in planned:
-            assert any(m.generator.endswith(f":{generator}") and m.arguments.items() >= wanted.items() for m in modules), wanted
 
 
 def test_kernels_of_b12x_are_not_looked_up_without_a_table(load: Callable[[str], Any]) -> None:

@@ -27,7 +27,6 @@ from sm120kit.images import image_inputs as contexts
 from sm120kit.images import publication
 from sm120kit.images.attestation import sbom
 from sm120kit.images.image_records import BuiltWheel, image_name
-from sm120kit.images.publication import PublishOptions
 from sm120kit.patches.local import read_local
 from sm120kit.serving.resolve import _local_image
 from sm120kit.serving.supervise import Run
@@ -271,10 +270,10 @@ def test_image_with_local_patches_is_published_only_if_that_is_allowed(with_imag
     name = image_name("vllm", layout_images.VERSION, "7" * 64, local=True)
     index = tmp_path / "images.json"
     with pytest.raises(NotVerified, match=LOCAL) as error:
-        publication.publish(name, "127.0.0.1:1/x", index, with_images, PublishOptions())
+        publication.publish(name, "127.0.0.1:1/x", index, with_images)
     assert "--allow-local" in error.value.hint
     with pytest.raises(RegistryFailed):  # nothing listens there: it would have been pushed
-        publication.publish(name, "127.0.0.1:1/x", index, with_images, PublishOptions(local=True))
+        publication.publish(name, "127.0.0.1:1/x", index, with_images, allow_local=True)
     assert not index.exists()
 
 

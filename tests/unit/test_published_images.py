@@ -14,7 +14,7 @@ from sm120kit.cli import main
 from sm120kit.core.errors import BadInput, NotAttested, NotTrusted, NotVerified, RegistryFailed
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import attestation, registry
+from sm120kit.images import attestation, publication
 from sm120kit.images import published_images as published
 from sm120kit.images.image_index import FORMAT, PublishedIndex, read_index
 from sm120kit.images.image_inputs import built_locally
@@ -115,7 +115,7 @@ def test_entry_with_a_foreign_name_is_refused(image: Image, workspace: Workspace
         published.select(RECIPE, Source(index(tmp_path / "i", forged)), PLATFORM, workspace)
     assert caught.value.hint
     with pytest.raises(NotVerified):
-        registry.pull(forged, None)  # type: ignore[arg-type] # refused before the daemon is used
+        published.pull(forged, Source(tmp_path / "i"), workspace)  # refused before the registry is contacted
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_malformed_entry_is_refused(changed: dict[str, str], message: str, tmp_p
 )
 def test_publish_refuses_a_malformed_repository(repository: str, tmp_path: Path) -> None:
     with pytest.raises(RegistryFailed, match="is not a repository") as caught:
-        registry.publish(VERIFIED, repository, tmp_path / "i", None, lambda image: image)  # type: ignore[arg-type, return-value]
+        publication.publish(NAME, repository, tmp_path / "i", Workspace(tmp_path))
     assert "docker login" in caught.value.hint
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,17 +12,15 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from registry_server import Handler, RegistryServer, digest_of, registry_server
-from typer.testing import CliRunner
 
-from sm120kit.cli import app
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, RegistryFailed
-from sm120kit.core.record_files import read_record, record_json, write_record
+from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, shared_images
+from sm120kit.images import checks
 from sm120kit.images.attestation import signature
 from sm120kit.images.image_inputs import context_of
-from sm120kit.images.image_records import BuiltWheel, VerifiedImage
+from sm120kit.images.image_records import BuiltWheel
 from sm120kit.images.oci import Layout
 from sm120kit.images.remote_cache import ARTIFACT, CacheAccess, RegistryCache
 from sm120kit.sources.source_records import LockedWheel
@@ -336,52 +333,6 @@ def test_entry_that_is_no_build_of_the_plan_is_not_used(
     assert not list(directory.parent.iterdir()), "nothing of it is kept"
 
 
-IMAGE = "image-" + "d" * 64
-BUILD_ID = "b" * 64
-
-
-@pytest.fixture
-def shared_image(registry: RegistryServer, keys: dict[str, Path], tmp_path: Path) -> VerifiedImage:
-    """A checked image of a machine, pushed to the cache and signed."""
-    workspace = Workspace.open(tmp_path / "builder")
-    manifest, _ = layout_images.add_image(workspace, (1, 2), size=2**12)
-    image = Layout(workspace.root / "oci").image(manifest)
-    verified = read_record(VerifiedImage, checks.record_path(workspace, image))
-    shared_images.push(IMAGE, verified, cache(registry, signing(keys)), workspace)
-    return verified
-
-
-def tags(workspace: Workspace) -> list[str]:
-    return [tag for _, tags in Layout(workspace.root / "oci").images() for tag in tags]
-
-
-def test_image_of_another_machine_is_pulled(
-    registry: RegistryServer, shared_image: VerifiedImage, keys: dict[str, Path], warnings: list[str], tmp_path: Path
-) -> None:
-    workspace = Workspace.open(tmp_path / "state")
-    fetched = shared_images.fetch(IMAGE, BUILD_ID, cache(registry, signing(keys)), workspace)
-    assert fetched == shared_image and tags(workspace) == [shared_image.reference] and not warnings
-    assert read_record(VerifiedImage, checks.record_path(workspace, shared_image.image)) == shared_image
-
-
-def test_image_of_a_cache_without_a_key_is_recorded_as_unsigned(
-    registry: RegistryServer, shared_image: VerifiedImage, tmp_path: Path
-) -> None:
-    workspace = Workspace.open(tmp_path / "state")
-    fetched = shared_images.fetch(IMAGE, BUILD_ID, cache(registry), workspace)
-    assert fetched == read_record(VerifiedImage, checks.record_path(workspace, shared_image.image))
-    (statement,) = {*fetched.checks} - {*shared_image.checks}
-    assert "the image is from the cache" in statement.detail and "signature was not verified" in statement.detail
-    assert checks.signature(fetched.image, workspace) == (statement,), "checking it again does not verify the signature"
-    own = workspace.root / "images" / fetched.image.labels["sm120kit.context"]
-    shutil.copytree(tmp_path / "builder" / "images" / own.name, own, dirs_exist_ok=True)
-    other = dataclasses.replace(fetched.image, content="0" * 64)
-    write_record(own / "image.json", other)
-    assert checks.signature(fetched.image, workspace) == (statement,), "a label names the context of an image built here"
-    listed = CliRunner().invoke(app, ["image", "list", "--state", str(workspace.root)], env={"DOCKER_HOST": "unix:///absent"})
-    assert "signature was not verified" in " ".join(listed.stdout.split())
-
-
 @pytest.mark.parametrize("signed", [False, True])
 def test_image_with_a_wheel_of_an_unsigned_cache_is_recorded_as_such(
     signed: bool, registry: RegistryServer, keys: dict[str, Path], tmp_path: Path
@@ -399,38 +350,3 @@ def test_image_with_a_wheel_of_an_unsigned_cache_is_recorded_as_such(
     write_record(workspace.root / "images" / context.digest / "context.json", dataclasses.replace(context, ours=(wheel,)))
     details = [check.detail for check in checks.signature(image, workspace)]
     assert [text for text in details if "a wheel is from the cache" in text] == details and bool(details) != signed
-
-
-def test_image_is_pushed_on_request_only(registry: RegistryServer, shared_image: VerifiedImage, tmp_path: Path) -> None:
-    requests = len(registry.requests)
-    shared_images.push(IMAGE, shared_image, cache(registry), Workspace.open(tmp_path / "builder"))
-    assert len(registry.requests) == requests
-
-
-def test_image_that_is_not_the_signed_one_is_not_used(
-    registry: RegistryServer, shared_image: VerifiedImage, keys: dict[str, Path], warnings: list[str], tmp_path: Path
-) -> None:
-    workspace, trusting = Workspace.open(tmp_path / "state"), CacheAccess(keys["ours.pub"])
-    assert shared_images.fetch(IMAGE, "e" * 64, cache(registry, trusting), workspace) is None
-    assert "another build id" in warnings[-1]
-    other = Workspace.open(tmp_path / "other")
-    manifest, _ = layout_images.add_image(other, (3,), size=2**12)
-    record = read_record(VerifiedImage, checks.record_path(other, Layout(other.root / "oci").image(manifest)))
-    unsigned = CacheAccess(push=True)
-    shared_images.push(IMAGE.replace("d", "f"), record, cache(registry, unsigned), other)
-    assert shared_images.fetch(IMAGE.replace("d", "f"), BUILD_ID, cache(registry, trusting), workspace) is None
-    assert "is not signed" in warnings[-1]
-    assert not tags(workspace)
-    # Both images have the same tag in the registry, which has moved; the signed entry has the digest.
-    assert shared_images.fetch(IMAGE, BUILD_ID, cache(registry, trusting), workspace) == shared_image
-
-
-def test_damaged_layer_of_an_image_is_not_used(
-    registry: RegistryServer, shared_image: VerifiedImage, keys: dict[str, Path], warnings: list[str], tmp_path: Path
-) -> None:
-    tag = shared_image.reference.rpartition(":")[2]
-    layer = json.loads(registry.manifests["team/cache", tag][1])["layers"][0]
-    registry.blobs[layer["digest"]] = bytes(layer["size"])
-    workspace = Workspace.open(tmp_path / "state")
-    assert shared_images.fetch(IMAGE, BUILD_ID, cache(registry, signing(keys)), workspace) is None
-    assert "is not used" in warnings[-1] and not tags(workspace)

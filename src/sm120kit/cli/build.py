@@ -19,11 +19,10 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.disk import require_output_directory
 from sm120kit.core.errors import CheckFailed, NotFound
 from sm120kit.core.memory import available_bytes, resident_bytes
-from sm120kit.images import delivery, image_verification, shared_images
-from sm120kit.images.checks import CheckReport
+from sm120kit.images import delivery, image_verification
 from sm120kit.patches.local import read_local
 from sm120kit.recipes import parse_arch
-from sm120kit.recipes.target import EngineTarget, resolve, with_local
+from sm120kit.recipes.target import resolve, with_local
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels import image_wheels, pipeline
 from sm120kit.wheels.build_records import BuildRequest, Stage, WheelBuild
@@ -105,13 +104,8 @@ def build(
     pipeline.require_machine(target, request)
     if request.stage is Stage.PACK:
         require_output_directory(steps.output)
-    key = ""
     if delivered:
         base = delivery.complete(base, delivered.recipe)
-        key, report = _shared(delivered, request, base)
-        if report:
-            build_output.show_shared(report, json=steps.json)
-            return
         needed = pipeline.expected_disk_bytes(delivered, request)
         base = delivery.prepare(base, delivered.recipe, delivered.closure, options, needed)
     started = time.monotonic()
@@ -131,16 +125,7 @@ def build(
         for path in paths:
             console.data(str(path))
     else:
-        build_output.deliver(result, base, options, key, json=steps.json)
-
-
-def _shared(target: EngineTarget, request: BuildRequest, base: str) -> tuple[str, CheckReport | None]:
-    """The key of an image in the remote cache, and the report of the one that it has."""
-    if not target.options.remote:
-        return "", None  # what contacts registries is not imported
-
-    key = shared_images.shared_key(target, request, base)
-    return key, shared_images.fetch_shared(key, target)
+        build_output.deliver(result, base, options, json=steps.json)
 
 
 def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str:

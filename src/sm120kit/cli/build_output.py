@@ -10,8 +10,7 @@ from pathlib import Path
 from sm120kit.cli.image import show_report
 from sm120kit.core import console
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.images import delivery, image_verification, shared_images
-from sm120kit.images.checks import CheckReport
+from sm120kit.images import delivery, image_verification
 from sm120kit.recipes import configurations
 from sm120kit.sources import sizes as wheel_sizes
 from sm120kit.sources.run_options import Options
@@ -159,24 +158,13 @@ def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds
         console.info(f"records and logs: {own.directory}")
 
 
-def show_shared(report: CheckReport, *, json: bool) -> None:
-    """Print an image that another machine built and verified."""
-    console.info("nothing to build: the cache has the image; its checks were run where it was built")
-    show_report(report, json=json)
-
-
-def deliver(build: EngineBuild, base: str, options: Options, key: str, *, json: bool) -> None:
-    """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails.
-
-    ``key`` is that of the image in the remote cache, which gets it.
-    """
+def deliver(build: EngineBuild, base: str, options: Options, *, json: bool) -> None:
+    """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails."""
     started = time.monotonic()
     result = delivery.engine_image(build, base, options)
     if result.ran:
         console.info(f"built {result.context.reference} in {time.monotonic() - started:.1f} s: {result.image.id}")
     report = image_verification.verify_once(result.image, options.workspace)
-    if key:
-        shared_images.share(key, report, options)
     if report.verified is not None and not result.ran and not json:
         console.info(f"nothing to do for {result.context.reference}: the image and its checks are there")
         console.data(report.verified.reference)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,8 +22,7 @@ from sm120kit.core import console
 from sm120kit.core.errors import BadInput
 from sm120kit.images import image_verification, publication, published_images
 from sm120kit.images.checks import CheckReport
-from sm120kit.images.checks.taken_over import ran
-from sm120kit.images.distribution import Compression
+from sm120kit.images.checks.quick import left_out
 from sm120kit.images.image_records import Check, CheckResult
 
 PLATFORM = "linux/amd64"
@@ -40,7 +38,7 @@ def verify_image(
 ) -> None:
     """Run the checks of an image and tag it if all pass.
 
-    The image is in the state directory, or else in the container daemon. Exit code 1 if a check fails.
+    An image that only the container daemon has is read into the state directory. Exit code 1 if a check fails.
     """
     workspace = sources.workspace()
     if trust:
@@ -55,15 +53,15 @@ def show_report(report: CheckReport, *, json: bool, whole: bool = True) -> None:
     if json:
         console.json_data(dataclasses.asdict(report))
     else:
-        _show_checks(report.checks if whole else [check for check in report.checks if check.verdict is not CheckResult.PASSED])
+        shown = [check for check in report.checks if check.verdict is not CheckResult.PASSED and not left_out([check])]
+        _show_checks(report.checks if whole else shown)
         if whole:
             console.table(("fact", "value"), report.facts.items())
     passed = sum(check.verdict is CheckResult.PASSED for check in report.checks)
     failed = [check for check in report.checks if check.verdict is CheckResult.FAILED]
     console.info(f"{passed} of {len(report.checks)} checks passed; `sm120kit verify image` prints each")
-    run = ran(report.checks)
-    if taken := passed + len(failed) - len(run):
-        console.info(f"{taken} results are taken over from another image, inputs equal; run for this one: {', '.join(run)}")
+    if left := left_out(report.checks):
+        console.info(f"{len(left)} checks are left to `sm120kit verify image`: only Python files differ from a checked image")
     if failed or report.verified is None:
         count = f"{len(failed)} of {len(report.checks)} checks failed"
         console.error(f"{count}; the image is not tagged", "correct it and build again")
@@ -79,35 +77,22 @@ def _show_checks(checks: Sequence[Check]) -> None:
         console.table(("check", "verdict", "detail"), rows)
 
 
-@dataclass(frozen=True)
-class PublishedForm:
-    """How an image is published, and whether one with local patches is."""
-
-    compression: Annotated[
-        Literal["gzip", "zstd"],
-        typer.Option("--compression", metavar="METHOD", help="gzip or zstd, which Docker before 23 cannot pull."),
-    ] = "gzip"
-    allow_local: Annotated[bool, typer.Option("--allow-local", help="Publish an image with local patches, too.")] = False
-
-
 def publish(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image that passed its checks.")],
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="registry/name, without a tag.")],
     index: Index = Path("images.json"),
     *,
-    form: PublishedForm,
+    allow_local: Annotated[bool, typer.Option("--allow-local", help="Publish an image with local patches, too.")] = False,
     signing: SigningOptions,
     sources: Sources,
     json: Json = False,
 ) -> None:
     """Push a checked image and list it in the index.
 
-    It is listed by digest, with SBOM and provenance. A tag that exists is not moved. An image in the state directory is pushed
-    without a container daemon.
+    It is listed by digest, with SBOM and provenance. A tag that exists is not moved. No container daemon is needed.
     """
-    options = publication.PublishOptions(Compression(form.compression), signing.signer(), form.allow_local)
-    with console.status() as show:
-        entry = publication.publish(reference, repository, index, sources.workspace(), options, show)
+    workspace = sources.workspace()
+    entry = publication.publish(reference, repository, index, workspace, signing.signer(), allow_local=allow_local)
     assert entry.attested is not None
     if json:
         console.json_data(

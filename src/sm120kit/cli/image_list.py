@@ -13,7 +13,6 @@ from sm120kit.images import inventory
 from sm120kit.images.checks import unsigned_checks
 from sm120kit.images.image_index import read_index
 from sm120kit.images.inventory import LocalImage
-from sm120kit.images.stores import EveryStore
 
 
 def list_(
@@ -26,8 +25,7 @@ def list_(
 ) -> None:
     """List images with their size, digest and checks.
 
-    Without --remote, list all images of sm120kit in the state directory and in the container daemon, if there is one.
-    Unchecked images have no tag.
+    Without --remote, list the images in the state directory. Unchecked images have no tag.
     """
     if not remote and given(ctx, "index"):
         raise typer.BadParameter("an index lists images in registries: add --remote", param_hint="--index")
@@ -38,20 +36,15 @@ def list_(
 
 
 def _show_local(sources: Sources, *, json: bool) -> None:
-    workspace = sources.workspace()
-    every = EveryStore(workspace)
-    images = inventory.local_images(every.stores(), workspace)
-    if every.unreachable:
-        console.info(f"only images in the state directory are listed: {every.unreachable.message}")
+    images = inventory.local_images(sources.workspace())
     if json:
         console.json_data(images)
         return
     console.table(
-        ("image", "store", "id", "recipe", "local patches", "platform", "size", "checks"),
+        ("image", "id", "recipe", "local patches", "platform", "size", "checks"),
         (
             (
                 "\n".join(local.tags) or "(no tag)",
-                local.store,
                 _short(local.image.id),
                 local.image.labels.get("sm120kit.recipe"),
                 local.image.labels.get("sm120kit.local", "").replace(",", "\n"),

@@ -16,14 +16,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core import archives, process, reporting
+from sm120kit.core import process, reporting
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, BadRecord, CommandFailed
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images import b12x, image_cuda_home, rootfs, wheel_layers
-from sm120kit.images.bytecode import BytecodeCompiler, ImagePython, compiler
+from sm120kit.images.bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
 from sm120kit.images.image_inputs import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.layers import LayerWriter
@@ -31,7 +31,7 @@ from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.wheel_layers import VENV, Exceptions, WheelContents
 from sm120kit.sources.source_records import LockedWheel
 
-FORMAT = 3
+FORMAT = 4
 """Version of what this module writes; part of the inputs of each layer."""
 
 MAX_ALONE = 30
@@ -176,28 +176,6 @@ def assemble(
     return image, True
 
 
-def required_bytes(
-    context: ImageContext, base: ImageBase, files: Callable[[LockedWheel], Path], layout: Layout, workspace: Workspace
-) -> int:
-    """The disk space that :func:`assemble` and the checks still need for the wheels of ``context``.
-
-    That is each layer that ``layout`` lacks, and each that is not unpacked for the checks.
-    """
-    names = {wheel.name for wheel in context.locked}
-    listed = [entry for entry in context.labels.get(LEFT_OUT, "").split(",") if entry.partition(":")[0] in names]
-    context = replace(context, labels={**context.labels, LEFT_OUT: ",".join(listed)})
-    with compiler(base.python, workspace.cache / "bytecode.sqlite") as bytecode:
-        contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in context.locked}
-        inputs = _Inputs(context, base, bytecode.python, archives.SOURCE_DATE_EPOCH, files, contents)
-        planned = list(_plan(inputs, {}))
-    size = 0
-    for layer in planned:
-        written = _written(workspace.cache / "layers" / f"{layer.inputs}.json", layout)
-        size += 0 if written else layer.size
-        size += 0 if written and rootfs.is_unpacked(written.digest, workspace) else layer.size
-    return size
-
-
 def _recorded(record: Path, layout: Layout) -> Image | None:
     """The image of a record, if the layout has it with all layers."""
     try:
@@ -220,12 +198,12 @@ def _assemble(
 ) -> Image:
     of_setup, scripts = described
     settings = _settings(of_setup, context.labels, base.config.get("config") or {})
-    with compiler(base.python, workspace.cache / "bytecode.sqlite") as bytecode:
-        every = (*context.locked, *(built.wheel for built in context.ours))
-        contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in every}
-        inputs = _Inputs(context, base, bytecode.python, context.epoch, files, contents)
-        planned = list(_plan(inputs, scripts))
-        layers = _write(planned, inputs, bytecode, layout, workspace)
+    bytecode = BytecodeCompiler(base.python)
+    every = (*context.locked, *(built.wheel for built in context.ours))
+    contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in every}
+    inputs = _Inputs(context, base, bytecode.python, context.epoch, files, contents)
+    planned = list(_plan(inputs, scripts))
+    layers = _write(planned, inputs, bytecode, layout, workspace)
     descriptions = [layer.description for layer in planned]
     created = context.labels["org.opencontainers.image.created"]
 
@@ -377,10 +355,11 @@ def _wheel_layer(inputs: _Inputs, group: Sequence[LockedWheel], without: Mapping
     wrong = patterns(inputs.context.labels, WRONG_RECORD)
 
     def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
+        bytecode = BytecodeWriter(compiler, layer)
         for wheel in group:
-            wheel_layers.install(
-                wheel, inputs.files(wheel), layer, compiler, Exceptions(without[wheel], wrong.get(wheel.name, ()))
-            )
+            exceptions = Exceptions(without[wheel], wrong.get(wheel.name, ()))
+            wheel_layers.install(wheel, inputs.files(wheel), layer, bytecode, exceptions)
+        bytecode.finish()
 
     names = [wheel.name for wheel in group]
     description = f"{len(names)} wheels" if len(names) > 1 else f"{names[0]} {group[0].version}"

@@ -126,7 +126,7 @@ def base_layer(base: bases.Base, machine: str, layout: Layout, options: Options)
             root.mkdir()
             system = DebianSystem(root, debs, base)
             system.add_generated(machine)
-            system.add_bytecode(python(compiled_by or root), workspace.cache / "bytecode.sqlite")
+            system.add_bytecode(python(compiled_by or root))
             made = BaseLayer(base.name, machine, system.write(layout), system.left_out, target / "root")
             write_record(directory / "base.json", made)
     return made
@@ -302,15 +302,16 @@ class DebianSystem:
         for name in ("available", "diversions", "statoverride"):
             self._file(f"var/lib/dpkg/{name}", b"")
 
-    def add_bytecode(self, argv: Sequence[str], cache: Path) -> None:
+    def add_bytecode(self, argv: Sequence[str]) -> None:
         """Add the bytecode of Python's standard library, compiled by the Python that ``argv`` starts."""
         files = [path for path, entry in sorted(self.entries.items()) if entry.kind == "file"]
         sources = fnmatch.filter(files, "usr/lib/python3*/*.py")
-        with bytecode.compiler(argv, cache) as compiler:
-            results = [(path, compiler.compile(f"/{path}", self._content(path))) for path in sources]
-            for path, result in results:
-                if content := result.result():
-                    self._file(compiler.python.cached_path(path), content)
+        compiler = bytecode.BytecodeCompiler(argv)
+        for path, content in zip(
+            sources, compiler.compile([(f"/{path}", self._content(path)) for path in sources]), strict=True
+        ):
+            if content:
+                self._file(compiler.python.cached_path(path), content)
 
     def write(self, layout: Layout) -> Descriptor:
         """Write the layer, in the order of paths."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit import recipes, sources
-from sm120kit.core import archives
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissing
@@ -117,8 +116,7 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
 
 
 def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
-    labels = {f"{contexts.LABEL}recipe": recipe.name, **contexts.exceptions(recipe)}
-    workspace, store, wheels = options.workspace, LocalImages(options.workspace), closure.wheels
+    workspace, store = options.workspace, LocalImages(options.workspace)
     if base in bases.of_images():
         if _machine(closure) != platform.machine():
             cross_tools(_machine(closure), options)
@@ -128,32 +126,28 @@ def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recip
 
         programs = existing_base.inspect(existing_base.fetch(base, store.layout), store)
         existing_base.require_suitable(base, programs, closure, compiles=recipe.delivers_image)
-    missing = sources.unfetched(wheels, workspace)
+    missing = sources.unfetched(closure.wheels, workspace)
     if missing:
         sources.wheelhouse(missing, workspace, options.origin)
-    listed = contexts.listed_wheels(wheels)
-    if any(image.labels[contexts.WHEELS] == listed for image, _ in store.images(contexts.WHEELS)):
-        return  # their layers were written before
-    context = ImageContext("", "", base, "", archives.SOURCE_DATE_EPOCH, labels, wheels, ())
-    with _opened_base(base, _machine(closure), options) as (image_base, _):
-        needed = assembly.required_bytes(
-            context, image_base, lambda wheel: workspace.downloads / wheel.sha256 / wheel.filename, store.layout, workspace
-        )
-    require_disk(workspace.root, needed, "the layers of the image and its checks")
 
 
 def missing_bytes(base: str, closure: Closure, options: Options) -> int:
-    """The disk space that all steps of an image's build need for what is not fetched yet, before the first is fetched.
+    """The disk space that all steps of an image's build need for what is not there yet, before anything is fetched.
 
-    The sizes of wheels are those that their index states. Layers of wheels that are fetched are counted exactly, later.
+    The sizes of wheels are those that their index states. Layers of a wheel are there if an image lists the wheel.
     """
     workspace = options.workspace
     machines = {_machine(closure), platform.machine()} if base in bases.of_images() else ()
     absent = [machine for machine in machines if not base_layers.is_assembled(bases.load(base), machine, workspace)]
     packages = sum(package.size for machine in absent for package in bases.read_lock(base, machine))
-    wheels = sum(sources.sizes(sources.unfetched(closure.wheels, workspace), workspace, options.origin).values())
-    compiler = 0 if (workspace.cache / "toolchains").is_dir() else _COMPILER_BYTES
-    return int(base_layers.BYTES_PER_PACKED * packages + (1 + 2 * _UNPACKED_RATIO) * wheels) + (compiler if wheels else 0)
+    images = LocalImages(workspace).images(contexts.WHEELS)
+    written = {entry for image, _ in images for entry in image.labels[contexts.WHEELS].split(",")}
+    needed = [wheel for wheel in closure.wheels if contexts.listed_wheels([wheel]) not in written]
+    unfetched = sources.unfetched(closure.wheels, workspace)
+    sizes = sources.sizes([*{*needed, *unfetched}], workspace, options.origin)
+    fetched, layers = (sum(sizes.get(wheel, 0) for wheel in wheels) for wheels in (unfetched, needed))
+    compiler = 0 if (workspace.cache / "toolchains").is_dir() or not fetched else _COMPILER_BYTES
+    return int(base_layers.BYTES_PER_PACKED * packages + fetched + 2 * _UNPACKED_RATIO * layers) + compiler
 
 
 def _machine(closure: Closure) -> str:

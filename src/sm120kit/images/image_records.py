@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sm120kit.core.digests import digest_of
 from sm120kit.sources.source_records import LockedWheel
@@ -112,13 +111,6 @@ def image_name(kind: str, version: str, context: str, *, local: bool = False) ->
     return f"sm120kit/{kind}:{version.partition('+')[0]}-{'local' if local else 'sm120kit'}.{context[:12]}"
 
 
-class Compression(StrEnum):
-    """How published layers are compressed. Docker before 23 cannot pull zstd."""
-
-    GZIP = "gzip"
-    ZSTD = "zstd"
-
-
 class CheckResult(StrEnum):
     """Result of a check of an image."""
 
@@ -142,7 +134,7 @@ class VerifiedImage:
     """An image that passed its checks. Only :func:`sm120kit.images.checks.verify` creates one.
 
     ``suite`` is the sha256 of the programs of the checks; ``facts`` are what the checks reported, by name. The fact
-    ``runtime`` is what ran the checks, see :class:`ContainerResult`; a record without it was made with docker.
+    ``runtime`` is what ran the checks, see :class:`ContainerResult`.
     """
 
     image: Image
@@ -154,72 +146,12 @@ class VerifiedImage:
 
 @dataclass(frozen=True)
 class ContainerResult:
-    """Exit code and output of a program in a container, and what ran it: docker, unshare or bubblewrap."""
+    """Exit code and output of a program in a container, and what ran it: unshare or bubblewrap."""
 
     code: int
     stdout: str
     stderr: str
-    runtime: str = "docker"
-
-
-class ImageStore(Protocol):
-    """Where local images are: a container daemon, or an OCI image layout in the state directory."""
-
-    def inspect(self, reference: str) -> Image | None:
-        """Look up an image by id, tag or digest; None if it does not exist."""
-        ...
-
-    def find(self, reference: str) -> Image:
-        """Look up an image that must exist.
-
-        Raises:
-            NotFound: it does not exist.
-        """
-        ...
-
-    def images(self, label: str) -> list[tuple[Image, tuple[str, ...]]]:
-        """All images with a label, each with its tags."""
-        ...
-
-    def base_of(self, image: Image) -> Image | None:
-        """The base in an image's labels; None if they have none or it does not exist here."""
-        ...
-
-    def settings(self, reference: str) -> dict[str, Any]:
-        """The settings with which a container of an image starts, see :func:`start_settings`."""
-        ...
-
-    def history(self, reference: str) -> tuple[str, ...]:
-        """The build commands in the history of an image, newest first."""
-        ...
-
-    def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
-        """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``."""
-        ...
-
-    def owners(self, image: str) -> dict[str, str] | None:
-        """Owners ``uid:gid`` of the files that do not belong to root, by path; None if programs of :meth:`run` detect them."""
-        ...
-
-    def digests(self, image: str) -> dict[str, str]:
-        """The sha256 of files in the form of RECORD, by absolute path, as far as they were computed when they were unpacked."""
-        ...
-
-    def fetch(self, image: str, path: str, into: Path) -> bool:
-        """Copy a file or directory of an image below ``into``; false if the image does not have it.
-
-        Raises:
-            NotTrusted: it contains a link or a special file.
-        """
-        ...
-
-    def tag(self, image: str, reference: str) -> None:
-        """Tag an image. The tag moves if another image has it."""
-        ...
-
-    def remove(self, reference: str) -> None:
-        """Remove a tag, and with the last of them the image."""
-        ...
+    runtime: str
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sm120kit import recipes
 from sm120kit.core import reporting
-from sm120kit.core.errors import NotVerified, RequirementMissing
+from sm120kit.core.errors import DaemonUnreachable, NotFound, NotVerified, RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import backends, checks
+from sm120kit.images import backends, checks, loading
 from sm120kit.images import image_inputs as contexts
+from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image
-from sm120kit.images.stores import EveryStore
+from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import architectures, arguments, configurations
-from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.wheels.pack import local_version
 
 LEFT_OUT = {
@@ -35,7 +34,7 @@ def verify_once(image: Image, workspace: Workspace) -> checks.CheckReport:
     Files that were hashed while the layers were unpacked are not read again, and results of another image are taken over where
     what the checks read is equal.
     """
-    store = EveryStore(workspace)
+    store = LocalImages(workspace)
     try:
         verified = checks.require_verified(image.id, store, workspace)
     except NotVerified:
@@ -49,28 +48,23 @@ def verify(
 ) -> checks.CheckReport:
     """Run the checks of a local image against the properties that its labels and its recipe require.
 
-    The image is in the state directory, or else in the container daemon. Without ``read_all``, hashes of files are those of
-    when their layers were unpacked, if that was in this state directory, and results are taken over from another image.
+    An image that only the container daemon has is read into the state directory first. Without ``read_all``, hashes of files
+    are those of when their layers were unpacked, if that was in this state directory, and an image that differs from a checked
+    one in Python files only gets quick checks.
     """
-    store = EveryStore(workspace)
-    image = store.find(reference)
-    if store.layout.inspect(image.id) is None:
-        _require_runs_here(image)
+    store = LocalImages(workspace)
+    image = store.inspect(reference) or _from_daemon(reference, store)
     requirements = replace(expected(image), read_all=read_all)
     return checks.verify(image, image.canonical_name, requirements, store, workspace, report)
 
 
-def _require_runs_here(image: Image) -> None:
-    """Require that an image of the daemon is for this machine.
-
-    Raises:
-        RequirementMissing: it is for another one.
-    """
-    if image.platform != f"linux/{ARCHITECTURES[platform.machine()]}":
-        raise RequirementMissing(
-            f"{image.id} is for {image.platform}, and the daemon of this machine, {platform.machine()}, does not run it",
-            "verify it where it was built, or on a machine of its architecture",
-        )
+def _from_daemon(reference: str, store: LocalImages) -> Image:
+    try:
+        daemon = Daemon()
+    except (DaemonUnreachable, RequirementMissing) as error:
+        message = f"the state directory has no image {reference}, and the container daemon cannot be used: {error.message}"
+        raise NotFound(message, "sm120kit build builds it, sm120kit pull fetches it") from error
+    return store.find(loading.read(store.layout, daemon, reference))
 
 
 def expected(image: Image) -> checks.ExpectedImage:

@@ -268,7 +268,7 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
     raise RequirementMissing(
         "this system does not permit running a program in a root file system of its own\n"
         + "\n".join(f"  {text}" for text in [*reasons, f"bubblewrap: {reason}"]),
-        _FOREIGN_REMEDY if container.emulator else f"{sandbox.remedy()}; or verify the image in a container daemon",
+        _FOREIGN_REMEDY if container.emulator else sandbox.remedy(),
     )
 
 

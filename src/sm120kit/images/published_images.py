@@ -1,4 +1,4 @@
-"""Select a published image that is signed and recent enough, and pull it."""
+"""Select a published image that is signed and recent enough, and pull it by digest. Tags are never moved."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 
 from sm120kit.core import reporting
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import DaemonUnreachable, NotAttested, NotTrusted, RequirementMissing
+from sm120kit.core.disk import require_disk
+from sm120kit.core.errors import AlreadyExists, DaemonUnreachable, NotAttested, NotTrusted, NotVerified, RequirementMissing
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import attestation, checks, loading, registry
+from sm120kit.images import attestation, checks, loading
+from sm120kit.images.distribution import RegistryClient, RemoteImage
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_index import find_image, read_index
-from sm120kit.images.image_records import PublishedImage, VerifiedImage
+from sm120kit.images.image_records import CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.images.label_changes import label_changes
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
-from sm120kit.images.stores import EveryStore
-from sm120kit.images.transports import ImageTransport, LayoutTransport
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def select(name: str, source: Source, platform: str, workspace: Workspace) -> Pu
         NotTrusted: it is older than ``source`` allows.
     """
     entry = find_image(name, source.index, platform)
-    registry.require_passed(entry.verified)
-    registry.require_canonical_name(entry.verified)
+    require_passed(entry.verified)
+    require_canonical_name(entry.verified)
     if source.key:
         attestation.verify(entry, source.index.parent, source.key)
     else:
@@ -82,26 +83,29 @@ def pull_and_load(entry: PublishedImage, source: Source, workspace: Workspace, *
         AlreadyExists: the daemon has another image with its name. Nothing is pulled.
         DaemonUnreachable, RequirementMissing: ``load`` is set and no daemon can be used.
     """
-    registry.require_canonical_name(entry.verified)
+    require_canonical_name(entry.verified)
     daemon = None if load is False else _daemon(required=bool(load))
     if daemon:
         loading.require_free(entry.verified.reference, entry.verified.image, daemon)
-    layout = Layout(workspace.root / "oci")
-    pulled = pull(entry, source, workspace, LayoutTransport(layout))
+    pulled = pull(entry, source, workspace)
     if daemon:
-        manifest = layout.find(pulled.verified.reference)
-        assert manifest is not None
-        loading.load(layout, manifest.digest, daemon)
+        layout = Layout(workspace.root / "oci")
+        loading.load(layout, loading.manifest_digest(layout, pulled.verified.reference), daemon)
     return pulled
 
 
-def pull(entry: PublishedImage, source: Source, workspace: Workspace, transport: ImageTransport) -> PulledImage:
-    """Pull an entry that :func:`select` returned, and record the image and its time of publishing.
+def pull(entry: PublishedImage, source: Source, workspace: Workspace) -> PulledImage:
+    """Pull an entry that :func:`select` returned by its digest, tag it, and record the image and its time of publishing.
+
+    It must have the content that was verified, byte for byte: the digest alone only identifies the registry's copy.
 
     Raises:
-        NotVerified, NotFound, NotTrusted, RegistryFailed, AlreadyExists: see :func:`sm120kit.images.registry.pull`.
+        NotVerified: the index lists it without passed checks or with a foreign name, or its content is not what was verified.
+        AlreadyExists: another local image has its name.
+        NotFound, NotTrusted, RegistryFailed: the registry does not deliver the listed image.
+        ResourceUnavailable: the state directory's file system is too small.
     """
-    pulled = registry.pull(entry, transport)
+    pulled = fetch(entry, Layout(workspace.root / "oci"))
     write_record(checks.record_path(workspace, pulled.image), pulled)
     newest = _newest(entry, source, workspace)
     if newest is None or entry.published > newest.published:
@@ -113,14 +117,35 @@ def pull(entry: PublishedImage, source: Source, workspace: Workspace, transport:
     return PulledImage(pulled, label_changes(before.image, pulled.image) if before else None)
 
 
+def fetch(entry: PublishedImage, layout: Layout) -> VerifiedImage:
+    """Pull an image into a layout and tag it; see :func:`pull`."""
+    require_passed(entry.verified)
+    require_canonical_name(entry.verified)
+    expected, reference = entry.verified.image, entry.verified.reference
+    present = layout.find(reference)
+    if present and (local := layout.image(present.digest)).content != expected.content:
+        raise AlreadyExists(
+            f"{reference} is another local image, with content {local.content}",
+            f"remove it if it is not needed (sm120kit image rm {reference}); tags are never moved",
+        )
+    with RegistryClient(entry.repository) as client:
+        remote = client.image(entry.digest, expected.platform)
+        if remote.content != expected.content or remote.labels != expected.labels:
+            raise _other_image(f"{entry.repository}@{entry.digest}", remote, expected)
+        present_bytes = sum(layout.path(layer).stat().st_size for layer in {*remote.diff_ids} if layout.has(layer))
+        require_disk(layout.directory, max(0, expected.bytes - present_bytes), "the image")
+        layout.tag(client.pull(layout, remote).digest, reference)
+    return entry.verified
+
+
 def require_signed(reference: str, source: Source, workspace: Workspace) -> None:
     """Require that a local image is listed by ``source`` and signed by its key or identity.
 
     Raises:
-        NotFound: neither the state directory nor the daemon has the image.
+        NotFound: the state directory does not have the image.
         NotAttested: it is not listed, or :func:`sm120kit.images.attestation.verify` refuses it.
     """
-    image = EveryStore(workspace).find(reference)
+    image = LocalImages(workspace).find(reference)
     listed = [entry for entry in read_index(source.index).images if entry.verified.image.content == image.content]
     if not listed:
         raise NotAttested(
@@ -133,7 +158,51 @@ def require_signed(reference: str, source: Source, workspace: Workspace) -> None
 def unresolved(index: Path) -> tuple[tuple[PublishedImage, ...], tuple[PublishedImage, ...]]:
     """All entries of an index, and those whose digest their registry no longer has."""
     listed = read_index(index).images
-    return listed, registry.unresolved(listed)
+    return listed, tuple(entry for entry in listed if _is_missing(entry))
+
+
+def _is_missing(entry: PublishedImage) -> bool:
+    with RegistryClient(entry.repository) as client:
+        return client.in_registry(entry.digest) is None
+
+
+def require_passed(image: VerifiedImage) -> None:
+    """Require that a record has passed checks and no failed ones.
+
+    Raises:
+        NotVerified: it has none, or a check failed.
+    """
+    failed = [f"{check.suite}/{check.name}" for check in image.checks if check.verdict is CheckResult.FAILED]
+    if failed or not any(check.verdict is CheckResult.PASSED for check in image.checks):
+        raise NotVerified(
+            f"{image.reference} did not pass its checks: {', '.join(failed) or 'none was run'}",
+            f"sm120kit verify image {image.reference}",
+        )
+
+
+def require_canonical_name(image: VerifiedImage) -> None:
+    """Require that the name of an image follows from kind, version and context in its labels.
+
+    Raises:
+        NotVerified: the record has another name, such as that of a foreign image.
+    """
+    name = image.image.canonical_name
+    if not name or image.reference != name:
+        raise NotVerified(
+            f"the index lists an image as {image.reference!r}; its labels give the name {name or 'of no image of sm120kit'}",
+            "it was not pulled; report it to the publisher of the index",
+        )
+
+
+def _other_image(shown: str, remote: RemoteImage, expected: Image) -> NotVerified:
+    """The error about an image in a registry that is not the one that was verified."""
+    labels, names = remote.labels, {**remote.labels, **expected.labels}
+    differ = sorted(key for key in names if labels.get(key) != expected.labels.get(key))
+    return NotVerified(
+        f"{shown} is not the image that was verified: its content is {remote.content}, not {expected.content}"
+        + (f"; labels that differ: {', '.join(differ)}" if differ else ""),
+        "nothing of it is kept; report it to the publisher of the index",
+    )
 
 
 def _daemon(*, required: bool) -> Daemon | None:

@@ -17,7 +17,6 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -35,7 +34,7 @@ from sm120kit.core.errors import BadInput, NotTrusted, Sm120kitError
 from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
-    from sm120kit.images.bytecode import BytecodeCompiler, ImagePython
+    from sm120kit.images.bytecode import BytecodeWriter, ImagePython
     from sm120kit.images.layers import LayerWriter
 
 VENV = "opt/venv"
@@ -118,17 +117,17 @@ def read_contents(wheel: LockedWheel, path: Path, python: ImagePython) -> WheelC
     return WheelContents(listing.files, size, tuple(names), tuple(sorted(listing.executable)))
 
 
-def install(wheel: LockedWheel, path: Path, layer: LayerWriter, compiler: BytecodeCompiler, exceptions: Exceptions) -> None:
-    """Write the files of a wheel into a layer, with ``exceptions``. Contents are compared with the wheel's RECORD.
+def install(wheel: LockedWheel, path: Path, layer: LayerWriter, bytecode: BytecodeWriter, exceptions: Exceptions) -> None:
+    """Write the files of a wheel into a layer, with ``exceptions``, and give its Python files to ``bytecode``.
+
+    Contents are compared with the wheel's RECORD.
 
     Raises:
         BadInput: it is damaged, its layout is not that of a wheel, or a file does not have the sha256 of its RECORD.
         NotTrusted: a path leads out of the environment, or exists in the layer.
     """
     with _open(wheel, path, exceptions.wrong_record) as source:
-        destination = _LayerDestination(wheel, layer, compiler, exceptions.without)
-        destination.install(source)
-        destination.write_bytecode()
+        _LayerDestination(wheel, layer, bytecode, exceptions.without).install(source)
 
 
 def read_file(wheel: LockedWheel, path: Path, member: str) -> bytes:
@@ -311,16 +310,15 @@ class _Listing(_Environment):
 
 
 class _LayerDestination(_Environment):
-    """Writes files into a layer, with the bytecode of Python files in ``lib``.
+    """Writes files into a layer, and gives Python files in ``lib`` to the writer of bytecode.
 
     A large file that the wheel has under several names, as libraries by their versions, is written once, with hard links.
     """
 
-    def __init__(self, wheel: LockedWheel, layer: LayerWriter, compiler: BytecodeCompiler, without: frozenset[str]) -> None:
-        super().__init__(wheel, compiler.python)
+    def __init__(self, wheel: LockedWheel, layer: LayerWriter, bytecode: BytecodeWriter, without: frozenset[str]) -> None:
+        super().__init__(wheel, bytecode.python)
         self._wheel = wheel
-        self._layer, self._compiler, self._without = layer, compiler, without
-        self._bytecode: dict[str, Future[bytes]] = {}
+        self._layer, self._bytecode, self._without = layer, bytecode, without
         self._large: dict[tuple[str, int], str] = {}
 
     def write(self, path: str, chunks: Iterable[bytes], size: int, mode: int, digest: str) -> None:
@@ -328,22 +326,21 @@ class _LayerDestination(_Environment):
             raise NotTrusted(f"{self._wheel.filename} replaces /{path}, a part of the environment itself", _HINT)
         if path in self._without:
             return
-        if path.endswith(".py") and path.startswith(f"{VENV}/lib/"):
-            source = b"".join(chunks)
-            chunks = [source]
-            self._bytecode[self._compiler.python.cached_path(path)] = self._compiler.compile(f"/{path}", source)
+        compiled = path.endswith(".py") and path.startswith(f"{VENV}/lib/")
+        if compiled:
+            chunks = [b"".join(chunks)]
+        self._write_once(path, chunks, size, mode, digest)
+        if compiled:
+            (source,) = chunks
+            self._bytecode.add(path, source)
+
+    def _write_once(self, path: str, chunks: Iterable[bytes], size: int, mode: int, digest: str) -> None:
         if digest and size >= LINKED_BYTES and path != (first := self._large.setdefault((digest, mode), path)):
             for _ in chunks:  # compared with RECORD
                 pass
             self._layer.hardlink(path, first, mode=mode)
             return
         self._layer.file(path, chunks, size, mode=mode)
-
-    def write_bytecode(self) -> None:
-        """Write the bytecode of all files; those that this Python cannot compile have none."""
-        for path, bytecode in sorted(self._bytecode.items()):
-            if content := bytecode.result():
-                self._layer.file(path, [content], len(content))
 
 
 def _recorded(content: bytes) -> str:

@@ -27,7 +27,6 @@ from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image, PublishedImage, VerifiedImage
 from sm120kit.images.oci import Layout
 from sm120kit.images.published_images import Source
-from sm120kit.images.transports import DaemonTransport
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import (
     Device,
@@ -145,7 +144,7 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
         ServerFailed: with the known errors in its log.
         NoAnswer: see :func:`sm120kit.serving.answer.request`.
     """
-    service = _with_image(prepared, prepared.service, options.workspace, options.report)
+    service = _with_image(prepared, prepared.service, options.workspace)
     with ExitStack() as starting:
         starting.enter_context(host_turn(STARTS))
         prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options)
@@ -170,7 +169,7 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
     Raises:
         Sm120kitError: see :func:`run`.
     """
-    service = _with_image(prepared, prepared.service, options.workspace, options.report)
+    service = _with_image(prepared, prepared.service, options.workspace)
     with ExitStack() as starting:
         starting.enter_context(host_turn(STARTS))
         prepared, record = _recorded(replace(prepared, service=_on_free_gpus(prepared, service)), options, detached=True)
@@ -310,9 +309,7 @@ def _request(service: Service, configuration: Configuration, options: LaunchOpti
         options.on_answer(endpoint, answer.request(endpoint))
 
 
-def _with_image(
-    launch: PreparedLaunch | ResolvedLaunch, service: Service, workspace: Workspace, report: Callable[[str], None]
-) -> Service:
+def _with_image(launch: PreparedLaunch | ResolvedLaunch, service: Service, workspace: Workspace) -> Service:
     """The container from an image that the daemon has: pulled from the registry, or loaded from the state directory.
 
     GPUs and port are required before that, as it takes long.
@@ -320,8 +317,7 @@ def _with_image(
     service = _on_free_gpus(launch, service)
     assert launch.image is not None
     if launch.published:
-        published.pull(launch.published, launch.source, workspace, DaemonTransport(Daemon(), report))
-        return service
+        published.pull(launch.published, launch.source, workspace)
     return replace(service, image=loaded(launch.image, workspace))
 
 
@@ -331,7 +327,7 @@ def idle_service(resolved: ResolvedLaunch, model: Path, workspace: Workspace) ->
     Raises:
         Sm120kitError: see :func:`run`.
     """
-    return _with_image(resolved, _service(resolved, model, workspace, planned=True), workspace, reporting.info)
+    return _with_image(resolved, _service(resolved, model, workspace, planned=True), workspace)
 
 
 def _service(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, planned: bool) -> Service:

@@ -19,8 +19,8 @@ from sm120kit.images import image_inputs as images
 from sm120kit.images import published_images as published
 from sm120kit.images.image_records import PublishedImage, VerifiedImage
 from sm120kit.images.inventory import CheckStatus
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.published_images import Source
-from sm120kit.images.stores import EveryStore
 from sm120kit.recipes import EngineRecipe, arguments
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import Device, allreduce, nodes
@@ -130,7 +130,7 @@ def resolve(
         entry = published.select(configuration.engine, source, f"linux/{MACHINES[machine]}", workspace)
         resolved = replace(resolved, image=entry.verified, published=entry)
     elif image := image or _local_image(configuration.engine, workspace):
-        verified = checks.require_verified(image, EveryStore(workspace), workspace)
+        verified = checks.require_verified(image, LocalImages(workspace), workspace)
         if source.key and not images.built_locally(verified.image, workspace):
             published.require_signed(image, source, workspace)
         resolved = replace(resolved, image=verified)
@@ -185,14 +185,14 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
 
 
 def _local_image(recipe: str, workspace: Workspace) -> str:
-    """The name of the checked image of a recipe, without local patches, in the state directory or the daemon; or "".
+    """The name of the checked image of a recipe, without local patches, in the state directory; or "".
 
     Raises:
         NotFound: there are several.
     """
     verified = {
         local.image.content: local.tags[0] if local.tags else local.image.id
-        for local in inventory.local_images(EveryStore(workspace).stores(), workspace)
+        for local in inventory.local_images(workspace)
         if local.image.labels.get("sm120kit.recipe") == recipe and local.standing is CheckStatus.VERIFIED
         if images.LOCAL not in local.image.labels  # only by its name
     }

@@ -48,7 +48,7 @@ def test_base_that_its_registry_does_not_have(image_host: ImageHost, registry: t
 
 
 def test_image_is_not_tagged(image_host: ImageHost, image: str) -> None:
-    assert image.startswith("sha256:") and image_host.tags() == {"base:test"}
+    assert image.startswith("sha256:") and image_host.tags() == {"base:test"} and image_host.names() == set()
 
 
 def test_publish_refuses_an_unverified_image(image_host: ImageHost, image: str, registry: tuple[str, Path]) -> None:
@@ -73,7 +73,7 @@ FAULTS = (
 
 
 def test_each_check_detects_its_fault(image_host: ImageHost, image: str) -> None:
-    """All faults in one image, because an image per fault takes too long; they do not mask each other."""
+    """All faults in one image of the daemon, because an image per fault takes too long; they do not mask each other."""
     changed = tampered(image_host, image, " && ".join(command for _, command in FAULTS))
     report = json.loads(image_host.run("verify", "image", changed, "--json", code=1).stdout)
     failed = {check["name"] for check in report["checks"] if check["verdict"] == "failed"}
@@ -85,7 +85,7 @@ def test_each_check_detects_its_fault(image_host: ImageHost, image: str) -> None
         and "tqdm/utils.py is not the file of tqdm" in files
         and "added.py belongs to no wheel" in files
     )
-    assert image_host.tags() == {"base:test"}
+    assert image_host.names() == set()
     image_host.client.images.remove(changed, noprune=True)
 
 
@@ -94,7 +94,7 @@ def test_verify_refuses_a_foreign_image(image_host: ImageHost) -> None:
 
 
 def test_verified_image_is_tagged(image_host: ImageHost, image: str, verified: str) -> None:
-    assert image_host.tags() == {"base:test", verified}
+    assert image_host.names() == {verified}
     report = json.loads(image_host.run("verify", "image", image, "--json").stdout)
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
     not_run = {name for name, verdict in verdicts.items() if verdict == "not run"}
@@ -106,13 +106,6 @@ def test_verified_image_is_tagged(image_host: ImageHost, image: str, verified: s
     assert facts["commit"] == labels["sm120kit.commit"] == labels["org.opencontainers.image.revision"]
     actual = image_host.client.api.inspect_image(image)["Config"]["Labels"]
     assert actual["sm120kit.build-id"] == json.loads(CLOSURE.read_text())["sha256"]
-
-
-def test_publish_refuses_a_tampered_image(image_host: ImageHost, image: str, verified: str, registry: tuple[str, Path]) -> None:
-    changed = tampered(image_host, image, f"echo '# changed' >> {SITE}/flashinfer/__init__.py")
-    image_host.client.api.tag(changed, *verified.rsplit(":", 1))
-    assert "not an image that passed its checks" in image_host.run("publish", verified, f"{registry[0]}/x/y", code=21).stderr
-    image_host.client.api.tag(image, *verified.rsplit(":", 1))
 
 
 @pytest.fixture(scope="module")

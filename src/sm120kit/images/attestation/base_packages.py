@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from sm120kit.core.errors import NotTrusted
 from sm120kit.core.workspace import Workspace
 from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin, Read, of_debian_package
-from sm120kit.images.image_records import Image, ImageStore
+from sm120kit.images.image_records import Image
+from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import bases
 
 _STATUS = "/var/lib/dpkg/status"
@@ -28,7 +29,7 @@ class BasePackage:
     origin: PackageOrigin = UNKNOWN
 
 
-def installed(image: Image, store: ImageStore, workspace: Workspace) -> tuple[BasePackage, ...]:
+def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[BasePackage, ...]:
     """The packages of an image's base, sorted; empty if ``store`` does not have the base, or it has no dpkg.
 
     Packages of a base of ``recipes/bases/`` have the sha256 of its lock.
@@ -53,7 +54,7 @@ def installed(image: Image, store: ImageStore, workspace: Workspace) -> tuple[Ba
     return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
 
 
-def reader(image: Image, store: ImageStore, workspace: Workspace) -> Read:
+def reader(image: Image, store: LocalImages, workspace: Workspace) -> Read:
     """Reads texts of an image. A link is not followed: what it leads to may be outside."""
 
     def read(path: str) -> str:

@@ -1,9 +1,8 @@
 """Verify images (``Image -> VerifiedImage``): run their checks, and tag an image only if none fails.
 
-The checks in ``suites/<kind>/checks.py`` run inside a container, as the image's user and without a network; an image must pass
-the checks of its parent kinds too. The container is the daemon's, or without one, that of :mod:`sm120kit.images.local_images`.
-Checks that a container cannot run on itself are in this module: size, history, base, and the device code of the modules, which
-are read from a copy.
+The checks in ``suites/<kind>/checks.py`` run inside a container, as the image's user and without a network, see
+:mod:`sm120kit.images.local_images`; an image must pass the checks of its parent kinds too. Checks that a container cannot run
+on itself are in this module: size, history, base, and the device code of the modules, which are read from a copy.
 """
 
 from __future__ import annotations
@@ -24,18 +23,10 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
-from sm120kit.images.checks.taken_over import (
-    WHOLE,
-    Baseline,
-    CheckRun,
-    CheckRuns,
-    Recorded,
-    common_inputs,
-    find_baseline,
-    write_runs,
-)
-from sm120kit.images.image_inputs import built_locally, context_of
-from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, ImageStore, VerifiedImage
+from sm120kit.images.checks.quick import Baseline, find_baseline
+from sm120kit.images.image_inputs import context_of
+from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, VerifiedImage
+from sm120kit.images.local_images import LocalImages
 from sm120kit.images.wheel_layers import VENV
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.recipes.schema import FLASHINFER_KEY
@@ -45,7 +36,10 @@ COMMON = ("base", "flashinfer", "engine")
 """The suites that an image of an engine must pass before that of the engine. One of FlashInfer must pass the first two."""
 
 CHANGED = "changed"
-"""The suite of an image for which results of another one are taken over."""
+"""The suite of an image that gets quick checks."""
+
+DRIVER_STUB = "driver functions"
+"""The fact with the names in the driver's stub, which follow from all libraries of the image."""
 
 FLASHINFER_LIMIT_BYTES = 3 * 2**30
 """Of an image of FlashInfer, as :attr:`sm120kit.engines.Engine.size_limit_bytes`."""
@@ -78,11 +72,11 @@ class ExpectedImage:
     None if it is not recorded; ``backends`` what it selects on SM12x, see :func:`sm120kit.images.backends.expected`; ``b12x``
     the kernels of b12x that are compiled into the image.
 
-    Unless ``read_all``, files are not hashed again that were hashed while their layers were unpacked, and results of another
-    image are taken over where what the checks read is equal. ``digests`` are these hashes by path, for the check ``files``.
+    Unless ``read_all``, files are not hashed again that were hashed while their layers were unpacked, and an image that differs
+    from a checked one in Python files only gets quick checks. ``digests`` are these hashes by path, for the check ``files``.
 
-    The checks ``taken_over`` are not run, see :mod:`sm120kit.images.checks.taken_over`; ``changed`` are then the paths of files
-    in which the image differs from the one that passed them, ``changed_modules`` the Python modules among them, and
+    ``quick`` is why only the checks are run that run no code of the image, empty if all are; ``changed`` are then the paths of
+    files in which the image differs from the checked one, ``changed_modules`` the Python modules among them, and
     ``driver_stub`` the names in the driver's stub.
     """
 
@@ -112,7 +106,7 @@ class ExpectedImage:
     b12x: dict[str, Any] = field(default_factory=dict)
     read_all: bool = True
     digests: dict[str, str] = field(default_factory=dict, repr=False)
-    taken_over: tuple[str, ...] = ()
+    quick: str = ""
     changed: tuple[str, ...] | None = None
     changed_modules: tuple[str, ...] = ()
     driver_stub: tuple[str, ...] = ()
@@ -158,7 +152,7 @@ def verify(
     image: Image,
     reference: str,
     expected: ExpectedImage,
-    store: ImageStore,
+    store: LocalImages,
     workspace: Workspace,
     report: Callable[[str], None] = lambda line: None,
 ) -> CheckReport:
@@ -167,22 +161,21 @@ def verify(
     See :class:`ExpectedImage` for ``read_all``.
     """
     names, suite = suites(expected.kind), suite_digest(expected.kind)
-    inputs = common_inputs(image, store.settings(image.id), expected)
-    baseline = None if expected.read_all else find_baseline(image, inputs, suite, workspace)
-    over = baseline.taken_over() if baseline else {}
-    checks: list[Check] = []
-    facts: dict[str, str] = dict(baseline.verified.facts) if baseline else {}
-    runs = Recorded()
+    baseline = None if expected.read_all else find_baseline(image, suite, workspace)
     if baseline:
-        names = (*names, CHANGED)
-        expected = _of_changed(expected, baseline, tuple(sorted(over)))
+        names, expected = (*names, CHANGED), _quick(expected, baseline)
     elif not expected.read_all:
         expected = replace(expected, digests=store.digests(image.id))
-    inside = [*_inside(image, names, expected, store, runs)]
+    inside = [*_inside(image, names, expected, store)]
     if baseline:
-        inside = [*((check, facts) for check in over.values()), *_compared_imports(inside, baseline, expected, store)]
-    outside = _outside(image, expected, store, workspace, baseline)
-    for check, reported in [*inside, *_modules_ahead(inside, expected), *outside]:
+        inside = [*_compared_imports(inside, baseline, expected, store)]
+    checks: list[Check] = []
+    facts: dict[str, str] = {}
+    for check, reported in [
+        *inside,
+        *_modules_ahead(inside, expected),
+        *_outside(image, expected, store, workspace, baseline),
+    ]:
         report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
         checks.append(check)
         facts |= reported
@@ -191,15 +184,13 @@ def verify(
     if not failed:
         verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(facts.items())))
         write_record(record_path(workspace, image), verified)
-        if not baseline:
-            write_runs(image, CheckRuns(inputs, tuple(runs.runs), runs.driver_stub), workspace)
         store.tag(image.id, reference)
     else:
         record_path(workspace, image).unlink(missing_ok=True)
     return CheckReport(image, tuple(checks), facts, verified)
 
 
-def require_verified(reference: str, store: ImageStore, workspace: Workspace) -> VerifiedImage:
+def require_verified(reference: str, store: LocalImages, workspace: Workspace) -> VerifiedImage:
     """The record of a local image that passed the current checks.
 
     Raises:
@@ -225,17 +216,16 @@ def _inside(
     image: Image,
     names: tuple[str, ...],
     expected: ExpectedImage,
-    store: ImageStore,
-    runs: Recorded,
+    store: LocalImages,
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Run the checks inside a container. Yields each with the facts that it reported; ``runs`` gets what it read."""
+    """Run the checks inside a container. Yields each with the facts that it reported."""
     with reporting.step(f"checking {image.canonical_name or image.id}"):
         files = {f"checks/{name}": path.read_bytes() for name, path in _files(expected.kind).items()}
         files["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
         argv = ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names]
         result = store.run(image.id, argv, files)
     for text in result.stdout.splitlines():
-        yield _parsed(text, runs)
+        yield _parsed(text)
     messages = result.stderr.strip().splitlines()
     if result.code != 0:
         last = (messages or ["no message"])[-1]
@@ -244,45 +234,39 @@ def _inside(
     yield _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED), facts
 
 
-def _parsed(text: str, runs: Recorded) -> tuple[Check, Mapping[str, str]]:
-    """The check and its facts in a line that ``suites/run.py`` printed; ``runs`` gets what it read."""
+def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
+    """The check and its facts in a line that ``suites/run.py`` printed."""
     try:
         line: dict[str, Any] = parse_json(text)
-        if "reads" in line:
-            runs.driver_stub = tuple(line["driver_stub"])
-            reads = () if line["name"] in WHOLE else tuple(line["reads"])
-            name = f"{line['suite']}/{line['name']}"
-            runs.runs.append(CheckRun(name, line["process"], line["seconds"], reads, tuple(line["imports"])))
         return Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["facts"]
     except (ValueError, KeyError, TypeError):
         return _failed("output", f"unexpected output: {text}"), {}
 
 
-def _of_changed(expected: ExpectedImage, baseline: Baseline, over: tuple[str, ...]) -> ExpectedImage:
+def _quick(expected: ExpectedImage, baseline: Baseline) -> ExpectedImage:
     paths = tuple(sorted(baseline.changed | baseline.metadata))
-    stub = baseline.runs.driver_stub
-    return replace(expected, taken_over=over, changed=paths, changed_modules=baseline.modules, driver_stub=stub)
+    stub = tuple(filter(None, baseline.verified.facts.get(DRIVER_STUB, "").split(", ")))
+    return replace(expected, quick=baseline.note, changed=paths, changed_modules=baseline.modules, driver_stub=stub)
 
 
 def _compared_imports(
-    results: Sequence[tuple[Check, Mapping[str, str]]], baseline: Baseline, expected: ExpectedImage, store: ImageStore
+    results: Sequence[tuple[Check, Mapping[str, str]]], baseline: Baseline, expected: ExpectedImage, store: LocalImages
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Results, of which the import of changed modules also passes if it fails in the image of ``baseline`` in the same way."""
     for check, facts in results:
         if (check.suite, check.verdict) == (CHANGED, CheckResult.FAILED):
-            (before, _), *_ = _inside(baseline.verified.image, (CHANGED,), expected, store, Recorded())
+            (before, _), *_ = _inside(baseline.verified.image, (CHANGED,), expected, store)
             if before.detail == check.detail:
                 check = replace(check, verdict=CheckResult.PASSED, detail=f"as in {baseline.verified.image.id}: {check.detail}")
         yield check, facts
 
 
 def _outside(
-    image: Image, expected: ExpectedImage, store: ImageStore, workspace: Workspace, baseline: Baseline | None
+    image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace, baseline: Baseline | None
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks that a container cannot run on itself: size, history, base, device code.
 
-    An image that differs from ``baseline`` in Python files only has its device code; its entrypoint starts the program of the
-    engine's check ``command``.
+    Device code and entrypoint of an image that differs from ``baseline`` in Python files only are not checked.
     """
     engine = engines.find(expected.kind)
     limit = engine.size_limit_bytes if engine else FLASHINFER_LIMIT_BYTES
@@ -304,16 +288,15 @@ def _outside(
         program = "import sysconfig; print(sysconfig.get_path('purelib'))"
         site = store.run(image.id, ["python3", "-c", program], {}).stdout.strip()
     if baseline:
-        yield from baseline.of_device_code()
+        for left in baseline.left("flashinfer/device_code", "engine/b12x_code", "engine/entrypoint"):
+            yield left, {}
     else:
         yield from _compiled(image, site, expected, store, workspace)
     with workspace.scratch() as directory:
         yield from _rebuilt(image, site, expected, store, directory)
     for statement in signature(image, workspace):
         yield statement, {}
-    if expected.serve and f"{expected.kind}/command" in expected.taken_over and baseline:
-        yield from baseline.results("engine/entrypoint")
-    elif expected.serve:
+    if expected.serve and not baseline:
         yield _entrypoint(image, expected, store)
     for suite, (name, reason) in NEEDS_GPU.items():
         if suite in suites(expected.kind):
@@ -321,7 +304,7 @@ def _outside(
 
 
 def _compiled(
-    image: Image, site: str, expected: ExpectedImage, store: ImageStore, workspace: Workspace
+    image: Image, site: str, expected: ExpectedImage, store: LocalImages, workspace: Workspace
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     with workspace.scratch() as directory:
         yield from _device_code(image, site, expected, store, directory)
@@ -330,23 +313,14 @@ def _compiled(
             yield _b12x_code(image, store, directory)
 
 
-def unsigned(repository: str, what: str = "a wheel") -> Check:
-    """The statement in the record of an image that it, or ``what`` is in it, is from a cache without a verified signature."""
-    detail = f"{what} is from the cache {repository}, and its signature was not verified"
-    return Check("base", "signature", CheckResult.NOT_RUN, detail)
-
-
 def signature(image: Image, workspace: Workspace) -> tuple[Check, ...]:
-    """:func:`unsigned` for an image with a wheel from such a cache, or that was pulled from one; else nothing."""
-    earlier: tuple[Check, ...] = ()
-    if not built_locally(image, workspace):  # whatever context its labels name
-        with suppress(OSError, BadRecord):
-            earlier = unsigned_checks(read_record(VerifiedImage, record_path(workspace, image)).checks)
+    """A statement for each cache from which a wheel of the image is, if the wheel's signature was not verified."""
     wheels: tuple[BuiltWheel, ...] = ()
     with suppress(NotAttested):
         wheels = context_of(image, workspace).ours
     caches = {unverified_cache(built.wheel.sha256, workspace) for built in wheels} - {""}
-    return tuple(dict.fromkeys((*earlier, *map(unsigned, sorted(caches)))))
+    detail = "a wheel is from the cache {}, and its signature was not verified"
+    return tuple(Check("base", "signature", CheckResult.NOT_RUN, detail.format(cache)) for cache in sorted(caches))
 
 
 def unsigned_checks(results: Sequence[Check]) -> tuple[Check, ...]:
@@ -378,7 +352,7 @@ def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage)
     return [step for step in history if _SECRET.search(step) and step not in layers and not step.endswith(wheels)]
 
 
-def _entrypoint(image: Image, expected: ExpectedImage, store: ImageStore) -> tuple[Check, Mapping[str, str]]:
+def _entrypoint(image: Image, expected: ExpectedImage, store: LocalImages) -> tuple[Check, Mapping[str, str]]:
     """Check that the entrypoint ends with the recipe's command, and prints help and version in a container without a GPU."""
     problems: list[str] = []
     argv = list(store.settings(image.id).get("Entrypoint") or ())
@@ -394,7 +368,7 @@ def _entrypoint(image: Image, expected: ExpectedImage, store: ImageStore) -> tup
 
 
 def _device_code(
-    image: Image, site: str, expected: ExpectedImage, store: ImageStore, directory: Path
+    image: Image, site: str, expected: ExpectedImage, store: LocalImages, directory: Path
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Check archs and kernels of all FlashInfer modules compiled ahead of time, read from their cubins."""
     if not expected.modules:
@@ -421,7 +395,7 @@ def _device_code(
     )
 
 
-def _b12x_code(image: Image, store: ImageStore, directory: Path) -> tuple[Check, Mapping[str, str]]:
+def _b12x_code(image: Image, store: LocalImages, directory: Path) -> tuple[Check, Mapping[str, str]]:
     """Check the kernels of b12x that were compiled into the image: as recorded, for sm_120a, with FP4 instructions, and with at
     most the shared memory of SM120."""
     problems: list[str] = []
@@ -459,7 +433,7 @@ def _b12x_code(image: Image, store: ImageStore, directory: Path) -> tuple[Check,
 
 
 def _rebuilt(
-    image: Image, site: str, expected: ExpectedImage, store: ImageStore, directory: Path
+    image: Image, site: str, expected: ExpectedImage, store: LocalImages, directory: Path
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Check the replaced files of repacked wheels: sha256 as recorded, modules with device code for SM12x only."""
     repacked = {name: version for name, version in sorted(expected.distributions.items()) if "+sm120kit." in version}
@@ -523,8 +497,7 @@ def _suite(name: str) -> Path:
 
 def _files(kind: str) -> dict[str, Path]:
     """The programs of the checks for a kind of image, by their path in the container."""
-    programs = {name: _root() / name for name in ("run.py", "driver_stub.py", "recorder.py")}
-    programs["recorder/sitecustomize.py"] = _root() / "recorder.py"
+    programs = {name: _root() / name for name in ("run.py", "driver_stub.py")}
     listed = (
         (name, path) for name in (*suites(kind), CHANGED) for path in _suite(name).iterdir() if path.suffix in (".py", ".toml")
     )

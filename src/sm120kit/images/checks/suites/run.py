@@ -8,9 +8,8 @@ reported as a fact.
 Checks in ``BESIDE`` of their suite run in a process with a home directory of its own beside the others, as they only start
 programs or take long, and their lines are printed last: ``run.py expected.json SUITE... --beside=SUITE``.
 
-Checks in ``taken_over`` of expected.json, as ``SUITE/name``, are not run.
-
-Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``.
+Without a CUDA driver the checks run with a stub of its library, see ``driver_stub.py``. If ``quick`` in expected.json is set,
+only checks in ``QUICK`` of their suite are run; it is the reason why the others are not.
 """
 
 import contextlib
@@ -23,7 +22,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 import traceback
 import warnings
@@ -31,13 +29,9 @@ from collections import Counter
 from pathlib import Path
 
 import driver_stub
-import recorder
 
 STUB_VARIABLE = "SM120KIT_DRIVER_STUB"
-"""Environment variable that is set while the checks run with a stub: the directory of the stub."""
-
-NAMES = "names.json"
-"""The file in that directory with the names in the stub."""
+"""Environment variable that is set while the checks run with a stub: the names in it."""
 
 
 class NotRun(Exception):
@@ -101,39 +95,21 @@ def split_messages(lines, exemptions):
     return unexpected, exempt
 
 
-class Reads:
-    """The files that a check, with the programs that it starts, reads and lists below the environment, and imports."""
-
-    def __init__(self):
-        self._new, self._imported, self._directory = set(), set(), tempfile.mkdtemp()
-        paths = [str(Path(__file__).with_name("recorder")), os.environ.get("PYTHONPATH")]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        recorder.start(f"{sys.prefix}/lib/", self._new.add)
-
-    def begin(self, name):
-        """Before a check: its programs record into a file of their own."""
-        self._new.clear()
-        os.environ[recorder.VARIABLE] = f"{self._directory}/{name}"
-
-    def end(self):
-        """What the check read, and the files of modules that it imported, which later checks use."""
-        with contextlib.suppress(FileNotFoundError):
-            self._new.update(Path(os.environ[recorder.VARIABLE]).read_text(errors="surrogateescape").splitlines())
-        files = {str(getattr(module, "__file__", "")) for module in tuple(sys.modules.values())}
-        imported = {path for path in files - self._imported if path.startswith(f"{sys.prefix}/lib/")}
-        self._imported |= imported
-        return {"reads": sorted(self._new), "imports": sorted(imported)}
+def reason_not_to_run(name, suite, expected):
+    """Why a check is not run; empty if it is."""
+    return "" if name in getattr(suite, "QUICK", ()) else expected.get("quick", "")
 
 
-def run(suite, check, expected, reads):
-    """Run a check. Returns its JSON line, with its seconds and what it read, and its unexpected messages."""
+def run(suite, check, expected):
+    """Run a check. Returns its JSON line and its unexpected messages."""
     line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "facts": {}}
-    caught, began = [], time.monotonic()
-    reads.begin(f"{suite}-{line['name']}")
+    caught = []
     with captured_output() as output:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
+                if reason := reason_not_to_run(line["name"], sys.modules[check.__module__], expected):
+                    raise NotRun(reason)
                 line["facts"] = check(expected) or {}
         except NotRun as reason:
             line["verdict"], line["detail"] = "not run", str(reason)
@@ -145,7 +121,6 @@ def run(suite, check, expected, reads):
                 if isinstance(error, AssertionError)
                 else (f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
             )
-    line |= {"seconds": round(time.monotonic() - began, 1)} | reads.end()
     exemptions = expected["allowed"]["messages"]
     origins = {f"{w.category.__name__}: {w.message}": f"{w.filename}:{w.lineno}" for w in caught}
     unexpected, exempt = split_messages(origins, exemptions)
@@ -172,16 +147,9 @@ def require_driver(expected):
     libraries = (path for path in Path(sys.prefix).rglob("*.so*") if path.is_file())
     names = expected.get("driver_stub") or sorted(driver_stub.imported_names(libraries))
     Path(directory, driver_stub.SONAME).write_bytes(driver_stub.library(names))
-    Path(directory, NAMES).write_text(json.dumps(names))
     paths = [os.environ.get("LD_LIBRARY_PATH", ""), directory]
-    os.environ |= {"LD_LIBRARY_PATH": ":".join(filter(None, paths)), STUB_VARIABLE: directory}
+    os.environ |= {"LD_LIBRARY_PATH": ":".join(filter(None, paths)), STUB_VARIABLE: ", ".join(names)}
     os.execv(sys.executable, [sys.executable, "-B", *sys.argv])
-
-
-def stubbed():
-    """The names in the stub of the driver's library; none with a driver."""
-    directory = os.environ.get(STUB_VARIABLE)
-    return json.loads(Path(directory, NAMES).read_text()) if directory else []
 
 
 def run_beside(path, names, suite):
@@ -203,14 +171,12 @@ def main():
     for directory in directories:
         module, suite = load_suite(directory / "checks.py"), directory.name
         names_of_checks = [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]
-        for name in [name for name in names_of_checks if f"{suite}/{name}" not in expected.get("taken_over", ())]:
-            beside = name in getattr(module, "BESIDE", ())
+        for name in names_of_checks:
+            beside = name in getattr(module, "BESIDE", ()) and not reason_not_to_run(name, module, expected)
             (in_beside.setdefault(suite, []) if beside else checks).append((suite, vars(module)[f"check_{name}"]))
     children = [] if only else [run_beside(path, names, suite) for suite in in_beside]
-    reads = Reads()
     for suite, check in in_beside[only] if only else checks:
-        line, unexpected = run(suite, check, expected, reads)
-        line["process"], line["driver_stub"] = only, stubbed()
+        line, unexpected = run(suite, check, expected)
         print(json.dumps(line), flush=True)
         for message in unexpected:
             print(f"{suite}/{line['name']}: {message}", file=sys.stderr, flush=True)

@@ -29,6 +29,9 @@ VENV_FILES = re.compile(r"bin/(python[\d.]*|[Aa]ctivate[\w.]*)$|pyvenv\.cfg$")
 LARGE = 2**20
 """Size in bytes from which the files of a wheel must not be duplicates."""
 
+QUICK = ("user", "owners", "versions", "files", "bytecode", "requirements", "no_secrets")
+"""Checks of an image that differs from a checked one in Python files only."""
+
 BESIDE = ("imports_without_left_out",)
 """Checks that run in a process of their own beside the others."""
 

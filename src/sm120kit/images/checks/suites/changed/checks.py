@@ -1,4 +1,4 @@
-"""Checks of an image for which results of another one are taken over: of the Python files in which they differ."""
+"""Quick checks of an image that differs from a checked one in Python files only."""
 
 import json
 import subprocess
@@ -6,6 +6,8 @@ import sys
 
 BESIDE = ("imports",)
 """Checks that run in a process of their own beside the others."""
+
+QUICK = BESIDE
 
 IMPORT = """
 import importlib, json, sys

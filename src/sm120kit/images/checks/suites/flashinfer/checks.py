@@ -7,6 +7,9 @@ import os
 from importlib import metadata
 from pathlib import Path
 
+QUICK = ("patched",)
+"""Checks of an image that differs from a checked one in Python files only."""
+
 
 def origin():
     """The content of the installed wheel's ``sm120kit.json``: recipe, sources, patches, modules."""
@@ -35,9 +38,9 @@ def check_import(expected):
 def check_driver(expected):
     """Report which CUDA driver the following checks use: the host's, or a stub without a GPU."""
     code = ctypes.CDLL("libcuda.so.1").cuInit(0)
-    if "SM120KIT_DRIVER_STUB" in os.environ:
+    if names := os.environ.get("SM120KIT_DRIVER_STUB"):
         assert code == 100, f"the stub's cuInit returns {code}, not CUDA_ERROR_NO_DEVICE"
-        return {"driver": "a stub: every call returns CUDA_ERROR_NO_DEVICE"}
+        return {"driver": "a stub: every call returns CUDA_ERROR_NO_DEVICE", "driver functions": names}
     return {"driver": f"the host's; cuInit returns {code}"}
 
 

@@ -40,7 +40,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import run
 suites = [run.load_suite(run.Path(sys.argv[1], name, "checks.py")) for name in ("engine", "sglang")]
-print(json.dumps(getattr(suites[-1], sys.argv[3])(json.load(open(sys.argv[2])))))
+print(json.dumps(suites[-1].look_up(json.load(open(sys.argv[2])))))
 """
 """Program that looks up the modules: SGLang decides when it is imported whether there is a GPU."""
 
@@ -142,14 +142,14 @@ def check_arguments(expected):
 def check_modules_requested(expected):
     """The FlashInfer modules that SGLang requests on SM120 for the configurations.
 
-    SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. The back-ends of
-    0.5.23 are those that it selected when they were recorded.
+    SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. The back-ends are
+    those that it selected when they were recorded.
     """
-    function = require_served(expected, "sglang", {"0.5.11": look_up, "0.5.23": look_up_recorded}).__name__
+    require_served(expected, "sglang", "0.5.23")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(expected, file)
         file.flush()
-        result = run([sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), file.name, function])
+        result = run([sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), file.name])
     assert result.returncode == 0, output_tail(result)
     choices, modules = json.loads(result.stdout.splitlines()[-1])
     requests = {name: {use: Requested(module) for use, module in uses.items()} for name, uses in modules.items()}
@@ -266,30 +266,11 @@ def _b12x_calls(table, quant):
 
 
 def look_up(expected):
-    """What SGLang uses on SM120, and the FlashInfer modules that this requests, as name and whether compiled ahead of time.
+    """What SGLang uses on SM120, and the FlashInfer modules that this requests, both by configuration.
 
-    Both by configuration. For a process of its own, in which torch reports an SM120 GPU from now on.
+    The back-ends are those that SGLang 0.5.23 selected when they were recorded. For a process of its own, in which torch
+    reports an SM120 GPU from now on.
     """
-    parser = _parser_on_sm120()
-    choices, modules = {}, {}
-    with on_capability(12, 0):
-        for name, served in expected["served"].items():
-            if served["architecture"] is None:
-                choices[name] = "not looked up: the sizes of its model are not recorded"
-                continue
-            arguments = parser.parse_args([*expected["arguments"][name]])
-            chosen = {}
-            calls = {**_attention(arguments, served["architecture"], chosen), **_sampling(arguments, chosen)}
-            if served["quantization"].startswith("NVFP4"):
-                calls |= _fp4(arguments, chosen)
-            choices[name] = ", ".join(f"{use}: {choice}" for use, choice in chosen.items())
-            looked_up = {use: requested(call) for use, call in calls.items()}
-            modules[name] = {use: module.name for use, module in looked_up.items()}
-    return choices, modules
-
-
-def look_up_recorded(expected):
-    """What :func:`look_up` returns, for the back-ends that SGLang 0.5.23 selected when they were recorded."""
     parser = _parser_on_sm120()
     choices, modules = {}, {}
     with on_capability(12, 0):
@@ -333,15 +314,13 @@ def _calls(use, backend, arguments, served):
     if (kind, backend) == ("attention", "flashinfer"):
         (cache,) = served["selected"]["KV cache"]
         options = {
-            "attention_backend": backend,
             "kv_cache_dtype": cache,
             "tensor_parallel_size": arguments.tp_size,
             "speculative_algorithm": arguments.speculative_algorithm,
         }
-        return _attention(SimpleNamespace(**options), served["architecture"], {})
+        return _attention(SimpleNamespace(**options), served["architecture"]["attention"])
     if (kind, backend) == ("sampling", "flashinfer"):
-        calls = _sampling(SimpleNamespace(sampling_backend=backend), {}, lambda arguments: None)
-        return {use: call for use, call in calls.items() if use != "draft probabilities"}  # sglang-kernel computes these
+        return _sampling()
     if (kind, backend) == ("experts", "flashinfer_mxfp4"):  # on SM120 layers/quantization/mxfp4.py takes CUTLASS
         import flashinfer
         import torch
@@ -364,17 +343,12 @@ def _calls(use, backend, arguments, served):
     return {}
 
 
-def _attention(arguments, architecture, chosen):
+def _attention(arguments, grouped):
     """Calls of the FlashInfer backend for new tokens, cached ones, both, and drafted ones with a mask."""
     import torch
     from sglang.srt.layers.attention import flashinfer_backend as backend
 
-    chosen["attention"] = arguments.attention_backend
-    if arguments.attention_backend != "flashinfer":
-        return {}
-    grouped = architecture["attention"]
-    if grouped is None:
-        return _latent_attention(arguments, architecture["latent_attention"])
+    assert grouped, "latent attention uses FlashInfer, and is not looked up"
     gpus, size = arguments.tensor_parallel_size, grouped["head_dim"]
     heads = (grouped["heads"] // gpus, max(1, grouped["kv_heads"] // gpus))
     stored = _stored(arguments)
@@ -402,29 +376,6 @@ def _attention(arguments, architecture, chosen):
     return calls
 
 
-def _latent_attention(arguments, latent):
-    """Calls of the FlashInfer backend for latent attention: new tokens, and those with cached ones, also drafted ones."""
-    import torch
-    from sglang.srt.layers.attention import flashinfer_mla_backend as backend
-
-    heads = latent["heads"] // arguments.tensor_parallel_size
-    stored = _stored(arguments)
-    workspace = torch.zeros(2**10, dtype=torch.uint8)
-
-    def cached():
-        wrapper = backend.BatchMLAPagedAttentionWrapper(workspace, backend="auto")
-        pages = (_indices(0, 1), _indices(0, 1), _indices(0), _indices(1))
-        wrapper.plan(*pages, heads, latent["kv_rank"], latent["rope"], 1, False, 1.0, torch.bfloat16, stored)
-
-    def new():
-        wrapper = backend.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="auto")
-        sizes = {"head_dim_qk": latent["nope"] + latent["rope"], "head_dim_vo": latent["v_dim"]}
-        rows = (_indices(0, 4), _indices(0, 4))
-        wrapper.begin_forward(*rows, heads, heads, **sizes, q_data_type=torch.bfloat16, causal=True)
-
-    return {"cached tokens": cached, "new tokens": new}
-
-
 def _stored(arguments):
     """The type of elements of the KV cache."""
     import torch
@@ -438,48 +389,13 @@ def _indices(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
-def _default_sampling(arguments):
-    """Set the backend of sampling that SGLang 0.5.11 takes by default."""
-    from sglang.srt.server_args import ServerArgs
-
-    ServerArgs._handle_sampling_backend(arguments)
-
-
-def _sampling(arguments, chosen, complete=_default_sampling):
-    """Calls of sampling, with the backend of the arguments after ``complete``."""
+def _sampling():
+    """Calls of sampling; probabilities of drafts are computed by sglang-kernel."""
     import torch
     from sglang.srt.layers import sampler
 
-    complete(arguments)
-    chosen["sampling"] = arguments.sampling_backend
-    if arguments.sampling_backend != "flashinfer":
-        return {}
     probabilities, number = torch.rand(2, 32), torch.ones(2)
     return {
         "top-k and top-p": lambda: sampler.top_k_top_p_sampling_from_probs(probabilities, number.int(), number),
         "min-p": lambda: sampler.min_p_sampling_from_probs(probabilities, number),
-        "draft probabilities": lambda: sampler.top_k_renorm_prob(probabilities, number.int()),
     }
-
-
-def _fp4(arguments, chosen):
-    """Calls of NVFP4 quantization, GEMM and experts."""
-    import torch
-    from sglang.srt.layers.quantization import fp4_utils, modelopt_quant
-
-    fp4_utils.initialize_fp4_gemm_config(arguments)
-    chosen["NVFP4 layers"] = fp4_utils.get_fp4_gemm_runner_backend().value
-    chosen["NVFP4 experts"] = arguments.moe_runner_backend
-    tokens, weights = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
-    routed = (torch.zeros(32, 2, dtype=torch.int32), torch.zeros(32, 2))
-    matrix, scales = (torch.zeros(*shape, dtype=torch.uint8) for shape in ((32, 64), (128, 8)))
-    calls = {"NVFP4 quantization": lambda: modelopt_quant.fp4_quantize(tokens, torch.ones(1))}
-    if chosen["NVFP4 layers"] == "flashinfer_cutlass":
-        calls["NVFP4 layers"] = lambda: modelopt_quant.flashinfer_fp4_gemm(
-            matrix, matrix.t(), scales, scales.t(), torch.ones(1), torch.bfloat16, backend="cutlass"
-        )
-    if arguments.moe_runner_backend == "flashinfer_cutlass":
-        calls["NVFP4 experts"] = lambda: modelopt_quant.flashinfer_cutlass_fused_moe(
-            tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens
-        )
-    return calls

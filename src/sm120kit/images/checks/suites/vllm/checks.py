@@ -13,7 +13,6 @@ import sys
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 from checks_engine import (
@@ -147,10 +146,10 @@ def check_arguments(expected):
 def check_modules_requested(expected):
     """The FlashInfer modules that vLLM requests on SM120 for the configurations.
 
-    vLLM's own functions select the kernels and call FlashInfer, up to the point where a module would be loaded; the back-ends
-    of 0.33.0 are those that it selected when they were recorded, because that takes a model.
+    vLLM's own functions call FlashInfer, up to the point where a module would be loaded; the back-ends are those that it
+    selected when they were recorded, because that takes a model.
     """
-    look_up = require_served(expected, "vllm", {"0.19.1": _lookups, "0.33.0": _recorded})
+    require_served(expected, "vllm", "0.33.0")
     logging.disable(logging.WARNING)  # vLLM logs each selection, which is reported below
     on_cuda()
     cli_args, _ = command_line()
@@ -161,12 +160,12 @@ def check_modules_requested(expected):
     with on_capability(12, 0), sm120_platform():
         parser = cli_args.make_arg_parser(FlexibleArgumentParser())  # loads plugins
         for name, served in expected["served"].items():
-            if reason := _not_looked_up(look_up, served):
+            if reason := _not_looked_up(served):
                 selected[f"kernels of {name}"] = f"not looked up: {reason}"
                 continue
             arguments = parser.parse_args([*expected["arguments"][name]])
             with mock.patch.dict(os.environ, served["environment"]), set_current_vllm_config(VllmConfig()):
-                choices, requests[name] = look_up(arguments, served)
+                choices, requests[name] = _recorded(arguments, served)
             if _autotunes(arguments) and any(module.name in TUNED for module in requests[name].values()):
                 requests[name]["autotuner"] = requested(autotuner)
             selected[f"kernels of {name}"] = ", ".join(f"{use}: {choice}" for use, choice in choices.items())
@@ -182,155 +181,13 @@ def _autotunes(arguments):
     return OPTIMIZATION_LEVEL_TO_CONFIG[int(arguments.optimization_level)]["kernel_config"]["enable_flashinfer_autotune"]
 
 
-def _not_looked_up(look_up, served):
+def _not_looked_up(served):
     """What is missing to look up the kernels of a configuration; empty if nothing."""
-    if look_up is _recorded and not served["selected"]:
+    if not served["selected"]:
         return "its back-ends are not recorded"
     # Recorded back-ends other than attention by FlashInfer are called the same for every model.
-    sizes = look_up is not _recorded or "FLASHINFER" in served["selected"].get("attention", ())
+    sizes = "FLASHINFER" in served["selected"].get("attention", ())
     return "the sizes of its model are not recorded" if sizes and served["architecture"] is None else ""
-
-
-def _lookups(arguments, served):
-    """What vLLM selects for a configuration, and the FlashInfer modules that this requests, both by use."""
-    choices, modules = {}, {}
-    for lookup in (_attention, _linear, _experts, _sampler, _others):
-        chosen, loaded = lookup(arguments, served)
-        choices |= chosen
-        modules |= loaded
-    return choices, modules
-
-
-def _attention(arguments, served):
-    """The attention backend. A quantized checkpoint may set an FP8 KV cache where the arguments leave it open."""
-    import torch
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-    from vllm.v1.attention.selector import AttentionSelectorConfig
-
-    grouped, latent = (served["architecture"][key] for key in ("attention", "latent_attention"))
-    size = latent["kv_rank"] + latent["rope"] if latent else grouped["head_dim"]
-    heads = (latent or grouped)["heads"] // arguments.tensor_parallel_size
-    backend = arguments.attention_backend
-    caches = ["auto", "fp8"] if arguments.kv_cache_dtype == "auto" else [arguments.kv_cache_dtype]
-    choices, modules = {}, {}
-    for cache in caches:
-        config = AttentionSelectorConfig(size, torch.bfloat16, cache, None, use_mla=latent is not None)
-        enum = AttentionBackendEnum[backend] if isinstance(backend, str) else backend
-        path = current_platform.get_attn_backend_cls(enum, config, num_heads=heads)
-        use = f"attention, {cache} cache"
-        choices[use] = path.rpartition(".")[2]
-        if choices[use] == "FlashInferBackend":
-            for phase, plan in _plans(grouped, arguments.tensor_parallel_size, cache).items():
-                modules[f"{use}, {phase}"] = requested(plan)
-    return choices, modules
-
-
-def _plans(grouped, gpus, cache):
-    """Calls that plan prefill and decode with the wrappers of vLLM's FlashInfer backend, as its metadata builder does."""
-    import torch
-    from vllm.v1.attention.backends import flashinfer as backend
-
-    builder = object.__new__(backend.FlashInferMetadataBuilder)
-    builder._workspace_buffer = torch.zeros(2**10, dtype=torch.uint8)
-    builder._prefill_wrapper = builder._decode_wrapper = None
-    builder.use_dcp = False
-    stored = torch.bfloat16
-    if cache != "auto":
-        stored = backend.FlashInferBackend.get_fp8_dtype_for_flashinfer(cache)
-    shape = {"num_qo_heads": grouped["heads"] // gpus, "num_kv_heads": max(1, grouped["kv_heads"] // gpus), "page_size": 16}
-    scale = {"sm_scale": 1.0, "window_left": -1, "logits_soft_cap": 0.0}
-    dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": stored, "o_data_type": torch.bfloat16}
-
-    def indices(*values):
-        return torch.tensor(values, dtype=torch.int32)
-
-    def prefill():
-        pages = (indices(0, 1), indices(0), indices(4))
-        builder._get_prefill_wrapper().plan(
-            indices(0, 4), *pages, head_dim_qk=grouped["head_dim"], causal=True, **shape, **scale, **dtypes
-        )
-
-    def decode():
-        pages = (indices(0, 1), indices(0), indices(4))
-        wrapper = builder._get_decode_wrapper(1)
-        backend.fast_plan_decode(wrapper, *pages, head_dim=grouped["head_dim"], **shape, **scale, **dtypes)
-
-    return {"prefill": prefill, "decode": decode}
-
-
-def _linear(arguments, served):
-    """The GEMM of quantized linear layers."""
-    from vllm.model_executor.layers.quantization.utils.nvfp4_utils import select_nvfp4_linear_backend
-    from vllm.utils import flashinfer as support
-
-    if served["quantization"].startswith("FP8"):
-        assert not support.is_flashinfer_fp8_blockscale_gemm_supported(), "FP8 layers use FlashInfer, which is not looked up"
-        return {"FP8 layers": "vLLM's own"}, {}
-    if not served["quantization"].startswith("NVFP4"):
-        return {}, {}
-    backend = select_nvfp4_linear_backend().value
-    if not backend.startswith("flashinfer-"):
-        return {"NVFP4 layers": backend}, {}
-    module = requested(partial(_fp4_gemm, backend.removeprefix("flashinfer-")))
-    return {"NVFP4 layers": backend}, {"NVFP4 layers": module}
-
-
-def _experts(arguments, served):
-    """The kernels of routed experts."""
-    import torch
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
-    from vllm.model_executor.layers.fused_moe.oracle.nvfp4 import select_nvfp4_moe_backend
-    from vllm.model_executor.layers.quantization.utils import quant_utils
-    from vllm.model_executor.layers.quantization.utils.flashinfer_mxint4_moe import is_flashinfer_mxint4_moe_available
-
-    experts = served["architecture"]["experts"]
-    if experts is None:
-        return {}, {}
-    if served["quantization"].startswith("int4"):
-        assert not is_flashinfer_mxint4_moe_available(), "int4 experts use FlashInfer, which is not looked up"
-        return {"int4 experts": "vLLM's own"}, {}
-    gpus = arguments.tensor_parallel_size
-    parallel = FusedMoEParallelConfig(gpus, 1, 1, 1, 0, 0, 0, 0, 1, False, "allgather_reducescatter", False)
-    config = FusedMoEConfig(
-        num_experts=experts["count"],
-        experts_per_token=experts["active"],
-        hidden_dim=served["architecture"]["hidden"],
-        intermediate_size_per_partition=experts["width"] // gpus,
-        num_local_experts=experts["count"],
-        num_logical_experts=experts["count"],
-        activation=MoEActivation.SILU,
-        device="cuda",
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=parallel,
-        in_dtype=torch.bfloat16,
-    )
-    backend, _ = select_nvfp4_moe_backend(config, quant_utils.kNvfp4Static, quant_utils.kNvfp4Dynamic)
-    if backend.value != "FLASHINFER_CUTLASS":
-        return {"NVFP4 experts": backend.value}, {}
-    return {"NVFP4 experts": backend.value}, {"NVFP4 experts": requested(_fused_moe)}
-
-
-def _sampler(arguments, served):
-    """Top-k and top-p sampling."""
-    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
-
-    name = TopKTopPSampler().forward.__name__
-    if name != "forward_cuda":
-        return {"sampler": "torch and Triton"}, {}
-    return {"sampler": "FlashInfer"}, {"sampler": requested(_sampling()[""])}
-
-
-def _others(arguments, served):
-    """RoPE and all-reduce, which use FlashInfer only with other settings or on other GPUs."""
-    from vllm.config.vllm import enable_allreduce_rms_fusion
-    from vllm.model_executor.layers.rotary_embedding.deepseek_scaling_rope import DeepseekScalingRotaryEmbedding
-
-    gpus = SimpleNamespace(tensor_parallel_size=arguments.tensor_parallel_size, data_parallel_size=1, pipeline_parallel_size=1)
-    assert not enable_allreduce_rms_fusion(SimpleNamespace(parallel_config=gpus)), "the all-reduce is FlashInfer's"
-    assert not DeepseekScalingRotaryEmbedding.enabled(), "RoPE of latent attention is FlashInfer's"
-    return {}, {}
 
 
 def _recorded(arguments, served):
@@ -437,13 +294,13 @@ def _drafted_tokens(arguments):
     return (json.loads(speculative) if isinstance(speculative, str) else speculative).get("num_speculative_tokens", 0)
 
 
-def _fp4_gemm(backend="cutlass"):
+def _fp4_gemm():
     """Call FlashInfer's NVFP4 GEMM."""
     import flashinfer
     import torch
 
     matrix, scales = (torch.zeros(*shape, dtype=torch.uint8) for shape in ((32, 64), (128, 8)))
-    options = {"block_size": 16, "use_8x4_sf_layout": False, "backend": backend}
+    options = {"block_size": 16, "use_8x4_sf_layout": False, "backend": "cutlass"}
     flashinfer.mm_fp4(matrix, matrix.t(), scales, scales.t(), torch.ones(1), torch.bfloat16, **options)
 
 
