@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
-from before_the_lab import operators_before
-from operator_programs import OPERATORS, definitions, program, runner
+from operator_programs import program, runner
 
 
 @pytest.fixture
@@ -259,29 +257,3 @@ def test_layers_after_the_autotuner_require_that_it_chose_a_tactic(  # type: ign
     except SystemExit as end:
         ended = end.code
     assert (ended, receipt.exists()) == (code, not code)
-
-
-PROGRAM = {
-    *("main", "autotuned", "argument_parser", "OperatorReport", "programs", "require_vllm", "require_sglang", "run_checks"),
-}
-"""What became the runner and the report, or has another way to end the program."""
-
-
-def test_functions_that_made_the_receipts_are_unchanged() -> None:
-    """Receipts of operators are of the programs before the library: the functions that compute and compare are the same."""
-    present = {name: text for path in OPERATORS.glob("*.py") for name, text in by_module(path.stem, path.read_text())}
-    programs = [path.name for path in OPERATORS.glob("*.py") if path.stem not in ("__main__", "reference", "report")]
-    assert len(programs) == 13
-    for program_ in programs:
-        for name, text in definitions(operators_before(program_)).items():
-            homes = [present.get((module, name)) for module in (Path(program_).stem, "reference", "report")]
-            assert name in PROGRAM or normal(text) in [normal(home) for home in homes if home], f"{program_}: {name}"
-
-
-def by_module(module: str, text: str) -> list[tuple[tuple[str, str], str]]:
-    return [((module, name), code) for name, code in definitions(text).items()]
-
-
-def normal(text: str) -> str:
-    """Code without the name of the module that has what all programs share, where that is qualified."""
-    return re.sub(r"\b(?:nvfp4|reference)\.(?=\w)", "", text)

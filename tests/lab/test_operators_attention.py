@@ -8,10 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from before_the_lab import operators_before
 from operator_programs import OPERATORS, program, runner
-
-from sm12x_lab import RECEIPTS
 
 
 @pytest.fixture
@@ -213,37 +210,3 @@ def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, t
     with pytest.raises(SystemExit) as ended:
         runner()(arguments)
     assert ended.value.code == 2
-
-
-BEFORE = {
-    "attention": "attention.py of the last commit before the library, in which the class Reference64 was named Reference",
-    "attention-sparse": "the same",
-    "attention-nvfp4": "the same, and powers of 2 were computed by torch.exp2 instead of torch.pow(2.0, ...)",
-}
-"""The sources that made each receipt, whose digests it has. The functions that compute are the same, see test_operators.py."""
-
-NVFP4_OF_THE_RUNS = "71f900917307c2aac128782f7e1fabd36860fea2b7c774798d4bbabf9ced8304"
-"""``nvfp4.py`` of the runs. Since then, ``quantized_interval``, which attention does not use, has more block scales."""
-
-
-def as_run(name: str) -> dict[str, str]:
-    """The digests of the sources that made a receipt, from those of the last commit before the library."""
-    text = operators_before("attention.py").replace("Reference64", "Reference")
-    if name == "attention-nvfp4":
-        text = text.replace("torch.pow(2.0, ", "torch.exp2(")
-    return {"attention.py": hashlib.sha256(text.encode()).hexdigest(), "nvfp4.py": NVFP4_OF_THE_RUNS}
-
-
-@pytest.mark.parametrize("name", BEFORE)
-def test_receipt_is_of_these_functions_and_all_is_right(name: str) -> None:
-    """``operators attention`` under `sm12x-lab run --receipt` on a Hopper GPU writes both again, of the present sources."""
-    receipts = RECEIPTS / "flashinfer-0.7.2.post1"
-    record = json.loads((receipts / f"{name}-nvidia-h100.json").read_text())
-    assert record["program"] == as_run(name), BEFORE[name]
-    assert "quantized_interval" not in (OPERATORS / "attention.py").read_text()
-    assert record["versions"]["flashinfer"] == "0.7.2.post1" and record["capability"] == "12.0"
-    assert {row["verdict"] for row in record["rows"]} == {"right"} and set(record["faults"].values()) == {"detected"}
-    assert all(0 < row["error_over_bound"] <= 1 for row in record["rows"])
-    run = json.loads((receipts / f"run-{name}-nvidia-h100.json").read_text())
-    assert (run["exit_code"], run["refused_modules"], run["refused_shared_bytes"]) == (0, 0, [])
-    assert not run["verified_on_sm120"]

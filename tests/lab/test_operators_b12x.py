@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from operator_programs import program, runner
 
-from sm12x_lab import RECEIPTS
 from sm120kit.core.data_roots import data_root
 
 
@@ -309,45 +308,3 @@ def test_reference_of_formats(recipe: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert formats.reference.compare(product(call), expected, "", "").verdict == "right"
     for fault, wrong in formats.gemm_faults(call).items():
         assert formats.reference.compare(product(wrong), expected, "", "").verdict == "WRONG", fault
-
-
-@pytest.mark.parametrize(
-    ("version", "name", "right", "refused", "faults"),
-    [
-        ("0.8.3", "gemm", 7, 0, 5),
-        ("0.8.3", "moe", 7, 0, 30),
-        ("0.8.3", "image-gemm", 62, 0, 5),  # the calls of the image's table [b12x], in two and five parts
-        ("0.8.3", "image-moe", 25, 0, 30),
-        ("1.5.1", "moe", 4, 0, 20),
-        ("1.5.1", "nvfp4-mxfp4-mxfp8", 15, 0, 18),
-        ("1.5.1", "w6a8", 10, 0, 12),
-        ("1.5.1", "mxfp6", 10, 0, 12),
-        ("0.8.3", "attention-fp8", 10, 2, 32),  # decode is refused for heads of 128
-    ],
-)
-def test_receipts_are_complete(version: str, name: str, right: int, refused: int, faults: int) -> None:
-    """The programs write them again: b12x_nvfp4.py, b12x_formats.py and b12x_attention.py with ``--only`` and ``--receipt``."""
-    record = json.loads((RECEIPTS / f"b12x-{version}" / f"{name}-nvidia-h100.json").read_text())
-    assert (record["gpu"], record["capability"]) == ("NVIDIA H100 80GB HBM3", "12.0")
-    verdicts = [row["verdict"] for row in record["rows"]]
-    assert (verdicts.count("right"), verdicts.count("refused"), len(verdicts)) == (right, refused, right + refused)
-    assert all(row["error_over_bound"] <= 1 for row in record["rows"])
-    assert list(record["faults"].values()) == ["detected"] * faults
-
-
-def test_receipt_without_the_patches_has_the_wrong_calls_that_the_finding_states() -> None:
-    """``b12x_nvfp4.py --only 'moe-*'`` with the released package wrote it, with the patched one that without ``-stock``."""
-    directory = RECEIPTS / "b12x-0.8.3"
-    stock, patched = (json.loads((directory / f"moe{each}-nvidia-h100.json").read_text()) for each in ("-stock", ""))
-    assert stock["versions"] == patched["versions"] and stock["versions"]["b12x"] == "0.8.3"
-    assert [row["case"] for row in stock["rows"]] == [row["case"] for row in patched["rows"]]
-    wrong = {row["case"]: row["error_over_bound"] for row in stock["rows"] if row["verdict"] == "WRONG"}
-    assert [name.split(", ", 1)[1] for name in wrong] == [
-        "33 tokens, kernel static",
-        "192 tokens, kernel dynamic",
-        "512 tokens, kernel dynamic",
-        "72 tokens with the same experts, kernel static",
-    ]
-    page = (RECEIPTS.parent / "docs" / "findings" / "b12x-moe-race.md").read_text()
-    assert all(f"**{error:.1f}**" in page for error in wrong.values())
-    assert set(stock["faults"].values()) == {"detected"}

@@ -12,8 +12,6 @@ import types
 import pytest
 from operator_programs import program, runner
 
-from sm12x_lab import RECEIPTS
-
 
 @pytest.fixture
 def groupwise(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
@@ -246,95 +244,3 @@ def test_groups_of_fp8_are_given_to_the_operator_and_to_the_module(groupwise, ke
 
 
 # ---- the receipts
-
-
-def receipt(name: str) -> dict:  # type: ignore[type-arg]
-    record = json.loads((RECEIPTS / "flashinfer-0.7.2.post1" / f"{name}-nvidia-h100.json").read_text())
-    assert (record["capability"], record["versions"]["flashinfer"]) == ("12.0", "0.7.2.post1")
-    assert set(record["faults"].values()) <= {"detected"}
-    assert all(row["error_over_bound"] <= 1 and row["outputs"] for row in record["rows"] if row["verdict"] == "right")
-    return record
-
-
-def rows_by_verdict(record: dict) -> dict[str, set[str]]:  # type: ignore[type-arg]
-    rows: dict[str, set[str]] = {"right": set(), "WRONG": set(), "refused": set()}
-    for row in record["rows"]:
-        rows[row["verdict"]].add(f"{row['operator']}: {row['case']}")
-    return rows
-
-
-def test_receipt_of_the_groupwise_gemms(groupwise) -> None:  # type: ignore[no-untyped-def]
-    """``groupwise.py`` on an H100 wrote it, with ``--only`` for each check of the units that were compiled, and limits.
-
-    Beside rows of the calls in which faults are seeded, those are: dense, for e4m3 to bf16 with both majors, and for the other
-    types with one; mxfp4 for two pairs of types; nvfp4 and bmm_fp8 for both outputs; the others for one.
-    """
-    record = receipt("groupwise")
-    rows = rows_by_verdict(record)
-    dense = len(groupwise.DENSE_SHAPES) * len(groupwise.MAJORS) * len(groupwise.GRANULARITIES)
-    grouped = len(groupwise.GROUPED_SHAPES) * len(groupwise.GROUPS) * len(groupwise.TILES_N) * 2
-    operators = [name.split(":")[0] for name in rows["right"] if "in which faults are planted" not in name]
-    assert {name: operators.count(name) for name in operators} == {
-        "gemm_fp8_nt_groupwise": dense // 2 * 5,
-        "bmm_fp8": len(groupwise.BATCHES) * 2,
-        "mm_mxfp8": len(groupwise.MXFP8_SHAPES) * 7,  # what FlashInfer selects, and six tactics
-        "bmm_mxfp8": 2,
-        "group_gemm_mxfp4_nt_groupwise": grouped * 2,
-        "group_gemm_nvfp4_nt_groupwise": 2 * grouped * 2,
-        "group_gemm_fp8_nt_groupwise": 3,
-    }
-    assert len(rows["right"]) - len(operators) == 12
-    limits = {f"{groupwise.by(shape)}, scales of {groupwise.by(granularity)}" for shape, granularity in groupwise.LIMITS}
-    assert rows["WRONG"] == {
-        "group_gemm_fp8_nt_groupwise: one group x 1024x3072 e4m3 to bf16, scales of 128x128x128, MN",
-        "bmm_mxfp8: 3x60x256x512 bf16, cutlass",
-        *(f"gemm_fp8_nt_groupwise: {limit}, which CUTLASS does not implement" for limit in limits),
-    }, "src/sm12x_lab/docs/findings/flashinfer-groupwise.md states these"
-    others = [name for name in rows["refused"] if not name.startswith("mm_mxfp8")]
-    assert len(others) == 8 and all("groups x" in name for name in others)
-    backends = [name.rsplit(", ")[-1] for name in rows["refused"] if name not in others]
-    assert sorted(backends) == sorted(["cudnn", "cute-dsl", "trtllm"] * len(groupwise.MXFP8_SHAPES))
-    assert len(record["faults"]) == 59
-
-
-def test_receipt_of_several_groups_of_fp8(groupwise) -> None:  # type: ignore[no-untyped-def]
-    """``groupwise.py --only 'direct-fp8-e4m3-bf16-*'`` on an H100 wrote it."""
-    rows = rows_by_verdict(receipt("groupwise-module"))
-    assert not rows["refused"] and len(rows["right"]) == 9
-    assert rows["WRONG"] == {
-        f"group_gemm_fp8_nt_groupwise: {groups} x 1024x3072 e4m3 to bf16, scales of 128x128x128, MN, the module's function"
-        for groups in groupwise.GROUPS
-    }
-
-
-def test_receipt_of_the_gemms_of_cute_dsl() -> None:
-    """``groupwise.py`` on an H100 wrote it, with ``--only`` for b12x-*-bf16, b12x-nvfp4-f16 and b12x-mxfp4-f16."""
-    record = receipt("groupwise-dsl")
-    rows = rows_by_verdict(record)
-    assert rows["refused"] == {"mm_mxfp8: mxfp8 40x160x160 bf16, b12x"} and not rows["WRONG"]
-    operators = [name.split(":")[0] for name in rows["right"]]
-    assert (operators.count("mm_fp4"), operators.count("mm_mxfp8"), len(record["faults"])) == (58, 20, 11)
-
-
-def test_receipt_of_quantization_and_cutlass() -> None:
-    """``nvfp4.py --only '[mq]*[mu]*'`` on an H100 wrote it."""
-    record = receipt("operators")
-    rows = rows_by_verdict(record)
-    assert len(rows["right"]) == 12 + 272 and not rows["WRONG"] and len(record["faults"]) == 3
-    assert {case.rpartition(", ")[2] for case in rows["refused"]} == {"cudnn", "cute-dsl", "trtllm"}
-
-
-@pytest.mark.parametrize(
-    ("part", "right", "wrong", "faults"),
-    [
-        ("moe", 112, set(), 10),
-        ("b12x-moe", 6, set(), 20),
-        ("b12x-moe-stock", 7, {"b12x_fused_moe: qwen3.5-122b-tp2, 4 tokens, 0 of 4 right"}, 30),
-    ],
-)
-def test_receipt_of_the_fused_moe(part: str, right: int, wrong: set[str], faults: int) -> None:
-    """``nvfp4.py --only 'moe-*'`` and ``flashinfer_b12x.py`` on an H100 wrote them: patched, and as released."""
-    record = receipt(part)
-    rows = rows_by_verdict(record)
-    assert (len(rows["right"]), rows["WRONG"], rows["refused"], len(record["faults"])) == (right, wrong, set(), faults)
-    assert len(record["rows"]) == right + len(wrong)

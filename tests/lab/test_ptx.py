@@ -13,7 +13,6 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from before_the_lab import earlier_rewriters, made_by_others
 from typer.testing import CliRunner
 
 from sm12x_lab import RECEIPTS, gpu
@@ -743,6 +742,24 @@ def test_self_test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- the receipt
+
+
+EARLIER = re.compile(r"^\| `([\w./-]+\.json)` \| `([0-9a-f]{8})` \|", re.MULTILINE)
+
+
+def earlier_rewriters() -> dict[str, str]:
+    """Receipts that the README lists as made by an earlier rewriter, and the first digits of its digest."""
+    return dict(EARLIER.findall((RECEIPTS / "README.md").read_text()))
+
+
+def made_by_others() -> dict[str, str]:
+    """Receipts that another rewriter or preloaded driver than the present one made, and the first digits of the rewriter."""
+    present, found = interposed.digests(), {}
+    for path in RECEIPTS.rglob("*.json"):
+        record = json.loads(path.read_text())
+        if any(record.get(name, digest) != digest for name, digest in present.items()):
+            found[str(path.relative_to(RECEIPTS))] = record["rewriter"][:8]
+    return found
 
 
 def test_receipts_of_earlier_rewriters_are_listed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import sys
@@ -36,9 +35,3 @@ def runner() -> Callable[[list[str]], int]:
     sys.modules["operators_main"] = module  # where its dataclass looks for its module
     spec.loader.exec_module(module)
     return module.main  # type: ignore[no-any-return]
-
-
-def definitions(text: str) -> dict[str, str]:
-    """Functions and classes of a module by name, without comments and formatting."""
-    nodes = ast.parse(text).body
-    return {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}

@@ -1,0 +1,49 @@
+"""Receipts of operators: what each has compared, which calls are wrong, and that every seeded fault was detected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm12x_lab import RECEIPTS
+
+OPERATORS = {
+    path.relative_to(RECEIPTS).as_posix().removesuffix(".json"): record
+    for path in sorted(RECEIPTS.rglob("*.json"))
+    if {"rows", "faults"} <= {*(record := json.loads(path.read_text()))} and record["kind"] != "ptx-instructions"
+}
+"""Records that the programs of operators wrote, by folder and name."""
+
+WRONG = {
+    "b12x-0.8.3/moe-stock-nvidia-h100": 4,
+    "flashinfer-0.7.2.post1/b12x-moe-stock-nvidia-h100": 1,
+    "flashinfer-0.7.2.post1/groupwise-module-nvidia-h100": 3,
+    "flashinfer-0.7.2.post1/groupwise-nvidia-h100": 5,
+    "sglang-0.5.11/triton-nvidia-h100": 1,
+}
+"""Calls beyond their bound, by receipt: the defects of docs/findings, and one bound that was half of what it should be."""
+
+
+def verdicts(record: dict[str, Any]) -> list[str]:
+    return [row["verdict"] for row in record["rows"]]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_receipt_has_right_rows_known_wrong_ones_and_detected_faults(name: str) -> None:
+    record = OPERATORS[name]
+    found = verdicts(record)
+    assert record["capability"] == "12.0" and found.count("right") > 0
+    assert found.count("WRONG") == WRONG.get(name, 0)
+    assert all(row["error_over_bound"] <= 1 for row in record["rows"] if row["verdict"] == "right")
+    assert {*record["faults"].values()} <= {"detected"}
+
+
+@pytest.mark.parametrize("page", ["b12x-moe-race"])
+def test_finding_states_the_errors_of_the_receipt(page: str) -> None:
+    stock, patched = (OPERATORS[f"b12x-0.8.3/moe{each}-nvidia-h100"] for each in ("-stock", ""))
+    assert [row["case"] for row in stock["rows"]] == [row["case"] for row in patched["rows"]]
+    text = (Path(RECEIPTS).parent / "docs" / "findings" / f"{page}.md").read_text()
+    assert all(f"**{row['error_over_bound']:.1f}**" in text for row in stock["rows"] if row["verdict"] == "WRONG")
