@@ -136,6 +136,13 @@ def kv_specs(session: nox.Session) -> None:
 
 
 @nox.session
+def plans(session: nox.Session) -> None:
+    """Record plans of repositories of the Hub, and what vLLM selects and needs for them: 10 GB of downloads."""
+    session.install("-e", ".")
+    session.run("python", "tests/arguments/plans.py")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks: ratios and costs, with figures. Arguments name files below tests/bench."""
     session.install("-e", ".[cuda,torch,docker,dev]", *LAB)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kv_rows import TOLERANCE, theirs
 
 from sm120kit.serving.kv_layout import kv_cache
 
 RECORD = json.loads((Path(__file__).parent / "data" / "kv_specs.json").read_text())
 CASES: dict[str, dict[str, Any]] = {name: case for name, case in RECORD["cases"].items() if not case.get("refusal")}
-TOLERANCE = 0.02
 UNKNOWN = {
     "DoryForCausalLM": "recurrent_kv_cache_mode",
     "Gemma 3 4B": "num_key_value_heads",
@@ -21,19 +20,6 @@ UNKNOWN = {
     "Zamba2ForCausalLM": "num_query_groups",
 }
 """Classes whose cache is unknown, with a word of the reason."""
-
-
-def theirs(rows: Iterable[tuple[str, float, int | None, int]]) -> tuple[float, float, float]:
-    """Bytes per token, bytes of all windows, and bytes of all states, of vLLM's specifications in BF16."""
-    tokens = windows = states = 0.0
-    for kind, size, window, layers in rows:
-        if kind == "MambaSpec":
-            states += size * layers
-        elif window and kind != "FullAttentionSpec":
-            windows += size * layers * window
-        else:
-            tokens += size * layers
-    return tokens, windows, states
 
 
 @pytest.mark.parametrize("name", CASES)

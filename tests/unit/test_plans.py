@@ -1,0 +1,34 @@
+"""Plans of repositories of the Hub against vLLM itself, as ``tests/arguments/plans.py`` recorded both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kv_rows import TOLERANCE, theirs
+
+RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "plans.json").read_text())
+REPOSITORIES: dict[str, dict[str, Any]] = RECORD["repositories"]
+
+
+def test_the_record_is_of_many_models_on_one_and_several_gpus() -> None:
+    assert len(REPOSITORIES) >= 20 and {entry["plan"]["gpus"] for entry in REPOSITORIES.values()} >= {1, 2, 4, 8}
+    kinds = {entry["engine"]["selected"]["quantization"][0] for entry in REPOSITORIES.values()}
+    assert {"None", "fp8", "modelopt_fp4", "modelopt_mixed", "gpt_oss_mxfp4"} <= kinds
+
+
+@pytest.mark.parametrize("name", REPOSITORIES)
+def test_vllm_accepts_the_command_line_and_needs_what_is_planned(name: str) -> None:
+    plan, engine = REPOSITORIES[name]["plan"], REPOSITORIES[name]["engine"]
+    assert engine["refusal"] == ""
+    assert plan["weights"] == pytest.approx(engine["weights"], rel=TOLERANCE), "bytes of the first GPU"
+    tokens, _, _ = theirs(engine["rows"])
+    assert not plan["why"] and plan["token"] == pytest.approx(tokens, rel=TOLERANCE), "bytes of a token on the first GPU"
+
+
+@pytest.mark.parametrize("name", [name for name, entry in REPOSITORIES.items() if entry["plan"]["source"]])
+def test_planned_back_ends_are_those_that_vllm_selects(name: str) -> None:
+    plan, engine = REPOSITORIES[name]["plan"], REPOSITORIES[name]["engine"]
+    assert plan["selected"] == {use: engine["selected"].get(use) for use in plan["selected"]}
