@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Build and verify an image: ci/image.sh RECIPE [option of `sm120kit image`]...
+# Build, check and tag an image: ci/image.sh RECIPE [option of `sm120kit build`]...
 # The last line of stdout is the image's name.
 set -euo pipefail
-image=$(sm120kit image "$@")
-sm120kit verify image "$image"
+sm120kit build "$@"

@@ -29,12 +29,12 @@ NEEDS: Mapping[str, str] = {
     "recipe (new|lock|update)|patch": "the index, or minutes",
     "plan|tiles": "the Hub, or minutes of compiling",
     "verify|-C": "the laboratory, or a repository of the reader",
-    "cache clean": "what is there is removed: tests/unit/test_cache.py",
+    "cache --clean": "what is there is removed: tests/unit/test_cache.py",
 }
 """What commands need that are not run here, by their first words."""
 
 RUN = re.compile(
-    r"sm120kit (config (list|show)|recipe (list|show|check)|patch (list|show)|cache( clean --dry-run)?$|plan \S+ --gpu)"
+    r"sm120kit (config (list|show)|recipe (list|show|check)|patch (list|show)|cache( --clean --dry-run)?$|plan \S+ --gpu)"
 )
 
 
