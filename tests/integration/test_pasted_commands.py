@@ -34,7 +34,7 @@ NEEDS: Mapping[str, str] = {
 """What commands need that are not run here, by their first words."""
 
 RUN = re.compile(
-    r"sm120kit (config (list|show)|recipe (list|show|check)|patch (list|show)|cache( --clean --dry-run)?$|plan \S+ --gpu)"
+    r"sm120kit (config (list|show)|recipe (list|show|check)|patch check|cache( --clean --dry-run)?$|plan \S+ --gpu)|.* --print$"
 )
 
 
