@@ -239,43 +239,6 @@ def test_program_writes_the_record_of_what_it_compared(operators, monkeypatch, t
     assert [each["operator"] for each in record["rows"]] == ["dense_gemm"]
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp8", "fp8-turbo"])
-@pytest.mark.parametrize("mode", ["decode", "extend"])
-def test_reference_of_attention(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against attention token by token, with probabilities rounded to bf16; each fault exceeds the bound."""
-    attention = program("b12x_attention", monkeypatch)
-    import torch
-
-    def result(call) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        output = torch.empty_like(call.q)
-        for number, tokens in enumerate(call.cached.tolist()):
-            first, last = call.starts[number : number + 2].tolist()
-            for row in range(first, last):
-                seen = tokens - (last - 1 - row)
-                places = [(call.pages[number, at // 64], at % 64) for at in range(seen)]
-                keys, values = (
-                    torch.stack([cache[page, at] for page, at in places]).double() for cache in (call.keys, call.values)
-                )
-                if call.scales:
-                    keys, values = keys * call.scales[0][number].double(), values * call.scales[1][number].double()
-                for head in range(call.q.shape[1]):
-                    q = call.q[row, head].to(torch.float8_e4m3fn if call.turbo else torch.bfloat16).double()
-                    of = head * keys.shape[1] // call.q.shape[1]
-                    weights = (keys[:, of] @ q / q.numel() ** 0.5).softmax(0)
-                    output[row, head] = (weights.bfloat16().double() @ values[:, of]).bfloat16()
-        return output
-
-    new = (1,) * 6 if mode == "decode" else (1, 4, 2, 3, 2, 5)
-    call = attention.attention_call((4, 2, 64), attention.TYPES[name], (1, 63, 64, 65, 130, 320), new)
-    call = replace(call, turbo=name.endswith("turbo"))
-    expected = attention.attention_expected(call)
-    right = attention.reference.compare(result(call), expected, "", "")
-    assert right.verdict == "right" and right.error_over_bound > 0.1
-    for fault, wrong in attention.attention_faults(call).items():
-        if fault != "one token of the cache less":  # a query of that many new tokens has none to see
-            assert attention.reference.compare(result(wrong), expected, "", "").verdict == "WRONG", fault
-
-
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "mxfp8", "w6a8_e2m3", "w6a8_e3m2", "mxfp6_e2m3", "mxfp6_e3m2"])
 def test_reference_of_formats(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against operands read as they are stored; each fault exceeds the bound."""

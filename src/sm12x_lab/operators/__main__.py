@@ -57,7 +57,6 @@ PROGRAMS = {
         "LAYER-TOKENS: qwen3.5-122b-tp2-33",
     ),
     "b12x_nvfp4": Program("b12x's NVFP4 operators", "b12x-operators", B12X, "gemm, moe-NAME, moe-hot"),
-    "b12x_attention": Program("b12x's paged attention", "b12x-attention", B12X, "MODE-TYPE: decode-bf16, extend-fp8-turbo"),
     "b12x_formats": Program("the block-scaled GEMM and MoE of b12x 1.5", "b12x-formats", B12X, "a format, or moe"),
     "sglang_layers": Program("SGLang's NVFP4 layers", "sglang-layers", SGLANG, "linear, moe-NAME"),
     "sglang_model": Program("a small NVFP4 model that SGLang runs", "sglang-model", SGLANG, "not used"),
