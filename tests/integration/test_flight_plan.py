@@ -166,6 +166,17 @@ def test_speculation_needs_the_tensors(tensors: bool, expected: str, hub: ModelH
     assert bool(content["defects"]) is not tensors, "config.json claims layers that the tensors do not have"
 
 
+def test_a_drafter_of_another_repository_is_named_and_used(hub: ModelHub, tmp_path: Path) -> None:
+    name = publish(hub, tmp_path, "me/Qwen3.8-27B-own", PLAIN)
+    drafter = "incoai/Qwen3.8-27B-DFlash2"
+    alone = plan(name, "--gpu", "rtx-5090")
+    assert any(drafter in text and "recipes/pull/837" in text for text in alone["drafters"]) and not alone["speculation"]
+    drafting = plan(name, "--gpu", "rtx-5090", "--draft", drafter)
+    assert drafting["speculation"] == "dflash, 7 draft tokens" and f"--draft {drafter}" in drafting["command"]
+    assert drafter in " ".join(drafting["arguments"]) and not any(drafter in text for text in drafting["drafters"])
+    assert isinstance(failure("plan", name, "--gpu", "rtx-5090", "--draft", "me/other"), NotFound)
+
+
 def test_without_the_hub_the_rest_is_known(hub: ModelHub) -> None:
     """A configuration's sizes are in recipes; of a repository that is not there, only the name is known."""
     hub.gone = True

@@ -489,6 +489,21 @@ def test_misfits_are_refused(model: Path) -> None:
     assert check_fit(model, image=newer, configuration=configuration.model_copy(update={"known_bad": (bad,)})).gpus
 
 
+def test_memory_that_a_desktop_has_is_not_the_servers(model: Path) -> None:
+    shown = [replace(GPUS[0], used=12 << 30), *GPUS[1:]]
+    with pytest.raises(ResourceUnavailable, match=r"GPU 0, .* takes 90%") as caught:
+        check_fit(model, devices=shown)
+    assert "--gpu-memory-utilization 0.86" in caught.value.hint
+    assert check_fit(model, devices=[replace(GPUS[0], used=1 << 30), *GPUS[1:]]).memory_bytes == GPUS[0].bytes
+    sglang = configurations.load(FOUR).model_copy(update={"engine": "sglang-0.5.23", "arguments": ()})
+    assert check_fit(
+        model,
+        configuration=sglang,
+        devices=shown,
+        image=labelled({**VERIFIED.image.labels, "sm120kit.recipe": "sglang-0.5.23"}),
+    ).memory_bytes == GPUS[0].bytes - (12 << 30)
+
+
 def labelled(labels: dict[str, str]) -> VerifiedImage:
     return replace(VERIFIED, image=replace(VERIFIED.image, labels=labels))
 

@@ -10,7 +10,7 @@ from sm120kit.cli import config_list
 from sm120kit.cli.options import ConfigName, Json, configuration_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import find, origin, user_repository
-from sm120kit.recipes import ablations, arguments, configurations
+from sm120kit.recipes import ablations, arguments, configurations, known_defects
 from sm120kit.recipes.configurations import Configuration, Container, Reference
 
 
@@ -63,6 +63,9 @@ def show(name: ConfigName, json: Json = False) -> None:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
     rows += [("deviation", f"{change.field}: {change.reason}") for change in config.deviations]
     rows += [(f"ablation: {each.name}", f"{each.text}: {each.effect}; {each.source}") for each in ablations.of(config)]
+    if recorded := fit.recorded_model(model.repository, model.gigabytes or 0):
+        defects = known_defects.of(config, recorded.model_type, recorded.quantization + model.quantization)
+        rows += [("known defect", each.text) for each in defects]
     rows += [("excluded", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in config.known_bad]
     console.table(("field", "value"), rows)
     if not config.reference:

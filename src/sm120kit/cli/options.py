@@ -218,6 +218,11 @@ ServingEngine = Annotated[
 ]
 
 
+Draft = Annotated[
+    str, typer.Option("--draft", metavar="REPO", help="Speculate with this draft model: `sm120kit plan` names those known.")
+]
+
+
 def gpu_count(text: str) -> int | None:
     """The number of planned GPUs.
 

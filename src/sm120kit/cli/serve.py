@@ -15,6 +15,7 @@ import typer
 from sm120kit.cli import verify_server
 from sm120kit.cli.options import (
     ApiKey,
+    Draft,
     ImageIndex,
     LocalPatches,
     Overwrite,
@@ -120,6 +121,7 @@ class ServerOptions:
     ] = "auto"
     gpu: PlannedGpu = ""
     engine: ServingEngine = ""
+    draft: Draft = ""
     wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     verify: Annotated[
@@ -408,7 +410,8 @@ def serve_(
     if model.model and model.revision:
         raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
     words = tuple(arguments or ())
-    request = ServeRequest(config, server.engine, server.gpu, server.count(), words, model.revision, sources.offline)
+    count = server.count()
+    request = ServeRequest(config, server.engine, server.gpu, server.draft, count, words, model.revision, sources.offline)
     served = served_model(request, roots[0], planned=bool(planned))
     configuration = served.configuration
     if served.derived:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, PlannedGpu, ServerArguments, ServeTarget, ServingEngine, Sources, gpu_count
+from sm120kit.cli.options import Draft, Json, PlannedGpu, ServerArguments, ServeTarget, ServingEngine, Sources, gpu_count
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class PlannedServer:
         str, typer.Option("--gpus", metavar="N", help="How many GPUs; default: as many as the model needs, or this host has.")
     ] = ""
     engine: ServingEngine = ""
+    draft: Draft = ""
     revision: Annotated[str, typer.Option("--revision", metavar="REVISION", help="A commit, branch or tag.")] = ""
     root: Annotated[Path, typer.Option("--root", metavar="DIR", help="A host that doctor recorded.")] = Path("/")
 
@@ -35,11 +36,12 @@ class PlannedServer:
         from sm120kit.serving.served_model import ServeRequest
 
         words = tuple(arguments or ())
-        return ServeRequest(config, self.engine, self.gpu, gpu_count(self.gpus), words, self.revision, sources.offline)
+        count = gpu_count(self.gpus)
+        return ServeRequest(config, self.engine, self.gpu, self.draft, count, words, self.revision, sources.offline)
 
     def command(self, config: str, arguments: list[str] | None) -> tuple[str, ...]:
         """The command that serves it."""
-        named = {"--engine": self.engine, "--revision": self.revision}
+        named = {"--engine": self.engine, "--draft": self.draft, "--revision": self.revision}
         words = (word for option, value in named.items() if value for word in (option, value))
         return ("sm120kit", "serve", config, *words, *(("--", *arguments) if arguments else ()))
 
@@ -94,6 +96,7 @@ def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:
         yield "context", f"{memory.context:,} tokens" + (f" of {model.context:,}" if model.context else "")
     yield "MTP layers", {None: "unknown", 0: "none"}.get(model.mtp_tensors, f"{model.mtp_tensors} tensors")
     yield "speculation", plan.speculation or "none"
+    yield from (("drafter", text) for text in plan.drafters)
     for use, names in plan.backends.selected.items():
         yield f"back-end, {use}", ", ".join(names)
     if plan.backends.source not in ("", plan.configuration):

@@ -160,6 +160,7 @@ class Engine:
     any_context: str = ""
     all_reduces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     memory_share: float = 0.90
+    share_of_free: bool = False
     fp8_cache: str = "fp8"
 
     def parsers_of(self, model_type: str, name: str) -> ModelParsers:
@@ -169,6 +170,10 @@ class Engine:
 
     def mtp_arguments(self, draft_tokens: int) -> tuple[str, ...]:
         """The arguments that draft tokens with the checkpoint's own MTP layers; none if it cannot."""
+        return ()
+
+    def draft_arguments(self, method: str, repository: str, draft_tokens: int) -> tuple[str, ...]:
+        """The arguments that draft tokens with a draft model of another repository; none if it cannot."""
         return ()
 
     def speculation(self, options: Mapping[str, str]) -> tuple[str, int, bool] | None:

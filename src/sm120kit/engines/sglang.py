@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,17 @@ class Sglang(Engine):
 
     def mtp_arguments(self, draft_tokens: int) -> tuple[str, ...]:
         """A chain of drafts; the number of draft tokens includes the verified one."""
-        numbers = {"num-steps": draft_tokens, "eagle-topk": 1, "num-draft-tokens": draft_tokens + 1}
-        counts = (word for name, number in numbers.items() for word in (f"--speculative-{name}", str(number)))
-        return ("--speculative-algorithm", "NEXTN", *counts)
+        return ("--speculative-algorithm", "NEXTN", *self._counts(draft_tokens, chain=True))
+
+    def draft_arguments(self, method: str, repository: str, draft_tokens: int) -> tuple[str, ...]:
+        """DFlash and DSpark draft a block at once, the others a chain."""
+        counts = self._counts(draft_tokens, chain=method not in ("dflash", "dspark"))
+        return ("--speculative-algorithm", method.upper(), "--speculative-draft-model-path", repository, *counts)
+
+    def _counts(self, draft_tokens: int, *, chain: bool) -> Iterator[str]:
+        numbers = {"num-steps": draft_tokens, "eagle-topk": 1} if chain else {}
+        for name, number in {**numbers, "num-draft-tokens": draft_tokens + 1}.items():
+            yield from (f"--speculative-{name}", str(number))
 
     def speculation(self, options: Mapping[str, str]) -> tuple[str, int, bool] | None:
         """``--speculative-algorithm``, which without a draft model uses the checkpoint's own layers, or n-grams."""
@@ -216,6 +224,7 @@ SGLANG = Sglang(
     ),
     programs=("sglang.launch_server", "sglang serve"),
     model_parsers=PARSERS,
+    share_of_free=True,  # at the start of the engine (0.5.23, srt/mem_cache/kv_cache_configurator.py)
     memory_share=0.85,  # activations and CUDA graphs are beside it
     fp8_cache="fp8_e4m3",
     quantizations={"gptq": "gptq_marlin", "auto-round": "auto-round"},

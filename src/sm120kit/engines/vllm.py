@@ -68,6 +68,10 @@ class Vllm(Engine):
         """Draft tokens beyond the MTP layers are drafted by these again (0.33.0, vllm/config/speculative.py)."""
         return ("--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": draft_tokens}))
 
+    def draft_arguments(self, method: str, repository: str, draft_tokens: int) -> tuple[str, ...]:
+        table = {"method": method, "model": repository, "num_speculative_tokens": draft_tokens}
+        return ("--speculative-config", json.dumps(table))
+
     def speculation(self, options: Mapping[str, str]) -> tuple[str, int, bool] | None:
         """``--speculative-config``; a method without a ``model`` is that of the checkpoint's own layers, or of n-grams."""
         try:

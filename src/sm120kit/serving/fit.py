@@ -30,11 +30,15 @@ LARGE_BYTES, STEP_TOKENS = 70 * 2**30, (2048, 8192)
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU that may be used: its number in nvidia-smi's order, and the size of its memory, None if unknown."""
+    """A GPU that may be used: its number in nvidia-smi's order, and the size of its memory, None if unknown.
+
+    ``used`` bytes of it have others, such as a desktop.
+    """
 
     number: int
     name: str
     bytes: int | None
+    used: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,8 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
     require_architecture(configuration, model)
     _require_mtp(configuration, model)
     fit = estimate(configuration, model, tuple(gpus))
+    if not configuration.served_by.share_of_free:
+        _require_free(configuration, fit)
     fits, reason = fit.verdict
     if fits is False:
         lines = "\n".join(f"  {line}" for line in fit.lines())
@@ -172,6 +178,23 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
         hint = "choose a smaller checkpoint, or a configuration for more GPUs" if fit.overflows else lower
         raise ResourceUnavailable(f"{configuration.name} does not fit: {reason}:\n{lines}", hint)
     return fit
+
+
+def _require_free(configuration: Configuration, fit: Fit) -> None:
+    """Require that the share of each GPU's memory is free which an engine takes at its start, or it ends there.
+
+    Raises:
+        ResourceUnavailable: a desktop or other programs have a part of it.
+    """
+    for gpu in fit.gpus:
+        free = (gpu.bytes or 0) - gpu.used
+        if gpu.bytes and gpu.used and free < gpu.bytes * fit.share:
+            option, most = configuration.served_by.options["memory_share"][0], math.floor(free / gpu.bytes * 100 - 1) / 100
+            raise ResourceUnavailable(
+                f"{free / 1e9:.1f} of {gpu.bytes / 1e9:.1f} GB are free on GPU {gpu.number}, and {configuration.name} takes "
+                f"{fit.share:.0%}: a desktop or other programs have {gpu.used / 1e9:.1f} GB",
+                f"stop them (nvidia-smi lists them), or take less: -- {option} {max(most, 0):.2f}",
+            )
 
 
 def recorded_model(repository: str, gigabytes: float = 0) -> Checkpoint | None:
@@ -263,7 +286,8 @@ def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
 def estimate(configuration: Configuration, model: Checkpoint, gpus: tuple[Device, ...]) -> Fit:
     """Memory use of a configuration, whether it fits or not."""
     share, length = (configuration.option_for(meaning) for meaning in ("memory_share", "context"))
-    sizes = [gpu.bytes for gpu in gpus if gpu.bytes is not None]
+    taken = configuration.served_by.share_of_free
+    sizes = [gpu.bytes - taken * gpu.used for gpu in gpus if gpu.bytes is not None]
     memory = min(sizes) if len(sizes) == len(gpus) else None
     kind = _kv_dtype(configuration.option("--kv-cache-dtype") or "auto", model)
     element, why = _element_bytes(kind), model.why_no_kv

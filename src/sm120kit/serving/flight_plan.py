@@ -16,7 +16,7 @@ from sm120kit import recipes
 from sm120kit.core.errors import NotFound
 from sm120kit.engines import parser
 from sm120kit.images import backends
-from sm120kit.recipes import configurations, load_engine, load_flashinfer
+from sm120kit.recipes import configurations, drafters, known_defects, load_engine, load_flashinfer
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
 from sm120kit.serving.fit import estimate, own_gpus, recorded_model
@@ -86,7 +86,8 @@ class FlightPlan:
 
     ``derived``: no file has the configuration; its name and ``engine`` are "" if they are not known. ``first_use`` is what
     compiles when the server starts or is first used.
-    ``speculation`` is the method with its draft tokens, "" without. ``defects`` are known ones of this checkpoint or engine.
+    ``speculation`` is the method with its draft tokens, "" without. ``drafters`` are draft models in other repositories with
+    their sources. ``defects`` are known ones of this checkpoint or engine.
     ``command`` starts the server, which has these ``arguments``.
     """
 
@@ -101,6 +102,7 @@ class FlightPlan:
     backends: PlannedBackends
     first_use: tuple[str, ...]
     speculation: str
+    drafters: tuple[str, ...]
     defects: tuple[str, ...]
     download: PlannedDownload
     rates: PlannedRates | None
@@ -140,7 +142,8 @@ def flight_plan(served: ModelToServe, command: tuple[str, ...], cache: Path, rat
         backends=selected,
         first_use=tuple(_first_use(configuration)) if decided else (),
         speculation=f"{drafts.method}, {drafts.draft_tokens} draft tokens" if drafts else "",
-        defects=tuple(_defects(configuration, facts)),
+        drafters=tuple(_drafters(configuration)) if decided else (),
+        defects=tuple(_defects(configuration, facts)) if decided else (),
         download=download,
         rates=rates,
         notes=served.notes,
@@ -224,10 +227,19 @@ def _first_use(configuration: Configuration) -> Iterator[str]:
     yield "Triton kernels, and what torch.compile or the CUDA graphs of the engine compile; caches keep both"
 
 
+def _drafters(configuration: Configuration) -> Iterator[str]:
+    """The draft models for a configuration that it does not draft with."""
+    known = drafters.of(configuration.model.repository, load_engine(configuration.engine))
+    return (each.text for each in known if not any(each.repository in word for word in configuration.arguments))
+
+
 def _defects(configuration: Configuration, facts: Checkpoint | None) -> Iterator[str]:
     for bad in configuration.known_bad:
         yield f"{bad.distribution} {bad.version}: {bad.reason} ({bad.source})"
-    if facts is None or not facts.tensors:
+    if facts is None:
+        return
+    yield from (each.text for each in known_defects.of(configuration, facts.model_type, facts.quantization))
+    if not facts.tensors:
         return
     if facts.mtp_layers and not facts.mtp:
         yield f"config.json claims {facts.mtp_layers} MTP layers; none of the {facts.tensors} tensors belongs to one"

@@ -169,7 +169,12 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
     configuration, host, numbers = resolved.configuration, resolved.host, resolved.location.gpus
     hardware = configuration.hardware
     devices = [
-        Device(number, gpu.name or "unnamed GPU", requirements.memory_bytes(host, gpu))
+        Device(
+            number,
+            gpu.name or "unnamed GPU",
+            requirements.memory_bytes(host, gpu),
+            0 if gpu.unified else (gpu.used_mib or 0) << 20,
+        )
         for number, gpu in requirements.suitable(host, configuration)
     ]
     lacking = root == HOST and len(devices) < hardware.gpus_per_node

@@ -9,7 +9,7 @@ from pathlib import Path
 from sm120kit.core.errors import BadInput, HubUnreachable, OfflineMiss, ResourceUnavailable
 from sm120kit.engines import all_engines, find_of_recipe
 from sm120kit.hosts.facts import probe
-from sm120kit.recipes import arguments, configurations, load_engine, newest
+from sm120kit.recipes import arguments, configurations, drafters, load_engine, newest
 from sm120kit.recipes.configurations import Configuration, Hardware
 from sm120kit.serving import checkpoint, derived_configuration, model_download
 from sm120kit.serving.checkpoint import Checkpoint, LocalFiles, ModelFiles
@@ -30,12 +30,13 @@ class ServeRequest:
     """What a user names: ``target`` is a configuration, a repository or a folder.
 
     ``gpu`` is a kind of GPU to plan for, and ``count`` how many there are, None for as many as needed, or as the host has.
-    ``engine`` and ``arguments``, options of the engine's server, override what follows from the rest.
+    ``engine``, a ``draft`` model and ``arguments``, options of the engine's server, override what follows from the rest.
     """
 
     target: str
     engine: str = ""
     gpu: str = ""
+    draft: str = ""
     count: int | None = None
     arguments: tuple[str, ...] = ()
     revision: str = ""
@@ -110,7 +111,7 @@ def _of_file(request: ServeRequest) -> ModelToServe:
         )
     if request.engine:
         configuration = _on_engine(configuration, request.engine)
-    return ModelToServe(overridden(configuration, request.arguments))
+    return ModelToServe(_with_options(configuration, request))
 
 
 def _on_engine(configuration: Configuration, wanted: str) -> Configuration:
@@ -139,6 +140,21 @@ def overridden(configuration: Configuration, argv: tuple[str, ...]) -> Configura
     if argv:
         arguments.require_known(changed)
     return changed
+
+
+def _with_options(configuration: Configuration, request: ServeRequest) -> Configuration:
+    """A configuration with the draft model and the options of a request.
+
+    Raises:
+        NotFound: no such draft model is known for the model and the engine.
+        BadInput: see :func:`overridden`.
+    """
+    words: tuple[str, ...] = ()
+    if request.draft:
+        recipe = load_engine(configuration.engine)
+        drafter = drafters.named(request.draft, configuration.model.repository, recipe)
+        words = recipe.served_by.draft_arguments(drafter.method, drafter.repository, drafter.draft_tokens)
+    return overridden(configuration, (*words, *request.arguments))
 
 
 def _for_gpus(request: ServeRequest, found: ModelToServe, model: NamedModel, root: Path, planned: bool) -> ModelToServe:
@@ -171,7 +187,7 @@ def _for_gpus(request: ServeRequest, found: ModelToServe, model: NamedModel, roo
         made = derived_configuration.derive(model, recipe, hardware, exact=exact)
         configuration, derived, notes = made.configuration, True, notes + made.notes
     return ModelToServe(
-        overridden(configuration, request.arguments),
+        _with_options(configuration, request),
         derived,
         notes,
         found.download,

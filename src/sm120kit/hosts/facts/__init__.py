@@ -143,6 +143,7 @@ def _gpus(reader: HostReader, smi_gpus: dict[str, nvidia.ListedGpu]) -> tuple[Gp
                 active=smi.active,
                 processes=smi.processes,
                 errors=pci.errors(reader, bus) if present else None,
+                used_mib=smi.used_mib,
             )
         )
     return tuple(gpus)

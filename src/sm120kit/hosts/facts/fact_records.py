@@ -48,7 +48,8 @@ class Gpu:
 
     ``bridges`` are the addresses of the ports above it, nearest the CPU first, below the root complex ``root_complex``.
     ``aperture_mib`` is the size of the largest BAR, through which GPU memory is accessed; 0 means "not assigned". ``active``
-    are nvidia-smi's reasons for lowered clocks; ``processes`` is the number of compute processes.
+    are nvidia-smi's reasons for lowered clocks; ``processes`` is the number of compute processes, ``used_mib`` the memory that
+    these, or a desktop, have.
     """
 
     bus: str
@@ -70,6 +71,7 @@ class Gpu:
     active: tuple[str, ...] | None
     processes: int | None
     errors: ErrorCounters | None
+    used_mib: int | None = None
 
     @property
     def unified(self) -> bool:

@@ -28,6 +28,7 @@ class ListedGpu:
     temperature: int | None
     active: tuple[str, ...] | None
     processes: int | None
+    used_mib: int | None = None
 
 
 def address(text: str) -> str:
@@ -82,6 +83,7 @@ def _capabilities(text: str) -> list[tuple[str, str]]:
 
 def _smi_gpu(gpu: ElementTree.Element, capability: str | None) -> ListedGpu:
     memory, aperture = (_number(gpu, f"{part}_memory_usage/total") for part in ("fb", "bar1"))
+    used = _number(gpu, "fb_memory_usage/used")
     temperature = _number(gpu, "temperature/gpu_temp")
     mode = _value(gpu, "persistence_mode")
     reasons = gpu.find("clocks_event_reasons")
@@ -100,6 +102,7 @@ def _smi_gpu(gpu: ElementTree.Element, capability: str | None) -> ListedGpu:
         None if temperature is None else int(temperature),
         None if reasons is None else tuple(_reason(reason.tag) for reason in reasons if reason.text == "Active"),
         None if processes is None else sum(kind.text == "C" for kind in processes.iter("type")),
+        None if used is None else int(used),
     )
 
 

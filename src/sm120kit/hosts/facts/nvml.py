@@ -75,6 +75,7 @@ def _gpu(handle: Any) -> dict[str, Any]:
         "name": supported(pynvml.nvmlDeviceGetName, handle),
         "capability": capability and ".".join(map(str, capability)),
         "memory_mib": memory and memory.total // MIB,
+        "used_mib": memory and memory.used // MIB,
         "aperture_mib": aperture and aperture.bar1Total // MIB,
         "power_limit": limit and limit / 1000,
         "power_max": limits and limits[1] / 1000,
