@@ -34,7 +34,6 @@ class Program:
 
 
 FLASHINFER, B12X = ("flashinfer", "torch"), ("b12x", "cutlass", "torch")
-SGLANG, VLLM = ("sglang", "sgl_kernel", "flashinfer", "b12x", "torch"), ("vllm", "flashinfer", "torch")
 
 PROGRAMS = {
     "nvfp4": Program("FlashInfer's NVFP4 operators", "nvfp4-operators", FLASHINFER, "moe-NAME, mm, quantize"),
@@ -58,13 +57,7 @@ PROGRAMS = {
     ),
     "b12x_nvfp4": Program("b12x's NVFP4 operators", "b12x-operators", B12X, "gemm, moe-NAME, moe-hot"),
     "b12x_formats": Program("the block-scaled GEMM and MoE of b12x 1.5", "b12x-formats", B12X, "a format, or moe"),
-    "sglang_layers": Program("SGLang's NVFP4 layers", "sglang-layers", SGLANG, "linear, moe-NAME"),
-    "sglang_model": Program("a small NVFP4 model that SGLang runs", "sglang-model", SGLANG, "not used"),
     "sglang_triton": Program("Triton kernels of SGLang", "sglang-triton", ("sglang", "triton", "torch"), "a kernel"),
-    "vllm_layers": Program(
-        "vLLM's NVFP4 layers and operators", "vllm-layers", VLLM, "quantize, fp4-mm, fp8-mm, linear, moe-NAME"
-    ),
-    "vllm_model": Program("a small NVFP4 model that vLLM serves", "vllm-model", VLLM, "not used"),
     "vllm_triton": Program("Triton kernels of vLLM", "vllm-triton", ("vllm", "triton", "torch"), "a kernel"),
 }
 """Every program, by the name of its module."""

@@ -17,9 +17,9 @@ from functools import partial
 
 import reference
 import torch
+from engine_modules import require_sglang, sglang
 from reference import FUNCTIONS, Expected, attempt
 from report import OperatorReport
-from sglang_layers import require_sglang, sglang
 from vllm_triton import (
     BF16_SUMS,
     BLOCK,

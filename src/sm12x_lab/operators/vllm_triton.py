@@ -21,9 +21,9 @@ from typing import Any
 
 import reference
 import torch
+from engine_modules import called, configured, created, is_chosen, processed, refused, require_vllm, vllm
 from reference import FUNCTIONS, HALF_ULP, Expected, MoeShape, attempt, nearest_e4m3, rounded, routed, router_logits
 from report import OperatorReport
-from vllm_layers import called, configured, created, is_chosen, processed, refused, require_vllm, vllm
 
 Tensor = torch.Tensor
 Interval = tuple[Tensor, Tensor]
