@@ -15,7 +15,6 @@ from typer.testing import Result as CliResult
 
 pytest.importorskip("matplotlib")
 
-import itertools
 
 from sm120kit.bench import result_export, result_file
 from sm120kit.bench.result_file import Environment, MeasuredCase, Result
@@ -58,15 +57,14 @@ def exported(path: Path, name: str, *options: str) -> str:
 
 
 def test_csv_has_a_row_for_each_case(measured: Path) -> None:
-    table = list(csv.DictReader(exported(measured, "a.csv", "--slo", "ttft=150").splitlines()))
+    table = list(csv.DictReader(exported(measured, "a.csv").splitlines()))
     assert [(row["concurrency"], row["context_tokens"]) for row in table[:3]] == [("1", "0"), ("1", "8192"), ("2", "0")]
     assert float(table[0]["ttft"]) == pytest.approx(0.1) and table[0]["acceptance"] == ""
-    assert table[-1]["errors"] == "1" and table[-1]["goodput_requests"] == "31"
-    assert "goodput_requests" not in exported(measured, "b.csv")
+    assert table[-1]["errors"] == "1"
 
 
 def test_markdown_has_figures_knee_and_errors(measured: Path) -> None:
-    text = exported(measured, "a.md", "--slo", "ttft=150")
+    text = exported(measured, "a.md")
     assert "| concurrency | output | context |" in text and "| 1 of 32 |" in text
     assert "- knee at concurrency 4 (40 output tokens at context depth 8,192)" in text and "- error: HTTP 500" in text.replace(
         "&#45;", "-"
@@ -101,7 +99,7 @@ def test_html_is_one_page_with_charts(measured: Path) -> None:
 
 def test_knee_is_marked_in_charts_and_shown(measured: Path) -> None:
     page = exported(measured, "a.html")
-    assert page.count(">knee</text>") == 2 * len(result_export.CHARTS), "one ring for each series in each chart by concurrency"
+    assert page.count('id="knee-') == 2 * len(result_export.CHARTS), "one ring for each series in each chart by concurrency"
     shown = CliRunner().invoke(app, ["bench", "show", str(measured)])
     assert [line.partition(":")[0] for line in shown.output.splitlines() if line.startswith("knee")] == [
         "knee at concurrency 4 (40 output tokens at context depth 0)",
@@ -116,16 +114,8 @@ def test_charts_are_images(measured: Path) -> None:
         output = measured.parent / name
         assert CliRunner().invoke(app, ["bench", "show", str(measured), "-o", str(output)]).exit_code == 0
     first, again = ((measured.parent / name).read_bytes() for name in ("c.svg", "d.svg"))
-    assert first == again and first.count(b">knee</text>") == 2 * len(result_export.CHARTS)
+    assert first == again and first.count(b'id="knee-') == 2 * len(result_export.CHARTS)
     assert (measured.parent / "c.png").read_bytes() == (measured.parent / "d.png").read_bytes()
-
-
-def test_labels_beside_lines_do_not_overlap() -> None:
-    for heights in ([0.0, 0.0, 0.01], [0.97, 0.98, 0.99, 1.0], [0.5] * 30, [0.2], []):
-        placed = result_export._spread(heights)
-        gap = min(result_export.LABEL_GAP, 1 / max(1, len(heights) - 1))
-        assert all(after - before >= gap - 1e-9 for before, after in itertools.pairwise(placed))
-        assert all(-1e-9 <= height <= 1 for height in placed)
 
 
 def test_unusable_files_are_refused(measured: Path, tmp_path: Path) -> None:
@@ -137,5 +127,4 @@ def test_unusable_files_are_refused(measured: Path, tmp_path: Path) -> None:
     assert isinstance(run(measured, "-o", tmp_path / "b.svg").exception, SystemRefused)
     assert (tmp_path / "b.svg").read_text() == "mine"
     assert re.search("no/a.md", str(run(measured, "-o", tmp_path / "no" / "a.md").exception))
-    assert "is no objective" in str(run(measured, "-o", tmp_path / "a.md", "--slo", "tpot=3").exception)
     assert not list(tmp_path.glob("a.*"))

@@ -51,14 +51,8 @@ def test_rate_does_not_wait_for_answers(url: str, tmp_path: Path) -> None:
         assert time >= number / 50
 
 
-def test_trace_and_dataset(url: str, tmp_path: Path) -> None:
-    trace, dataset = tmp_path / "trace.jsonl", tmp_path / "dataset.jsonl"
-    trace.write_text(
-        "\n".join(json.dumps({"timestamp": t, "input_length": 64, "output_length": n}) for t, n in ((0, 3), (300, 5)))
-    )
-    samples = measured(url, tmp_path / "t.json", "--trace", trace).cases[0].samples
-    assert [(sample.prompt, sample.completion_tokens) for sample in samples] == [(0, 3), (1, 5)]
-    assert samples[1].started >= 0.3
+def test_dataset(url: str, tmp_path: Path) -> None:
+    dataset = tmp_path / "dataset.jsonl"
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     dataset.write_text("\n".join(json.dumps(entry) for entry in ({"messages": turns}, {"prompt": "d"})))
     (case,) = measured(url, tmp_path / "d.json", "--dataset", dataset, "--concurrency", 2).cases
@@ -86,8 +80,6 @@ def test_sweep_ends_after_saturation(url: str, tmp_path: Path) -> None:
         (["--extra-body", "[1]"], "is not a JSON object"),
         (["--extra-body", "@absent.json"], "No such file"),
         (["--sweep", "4", "--concurrency", "2"], "exclude each other"),
-        (["--trace", "x", "--rate", "2"], "a trace has its own times"),
-        (["--trace", "absent.jsonl"], "absent.jsonl"),
         (["--dataset", "absent.jsonl"], "absent.jsonl"),
     ],
 )

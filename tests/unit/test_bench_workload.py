@@ -1,4 +1,4 @@
-"""Datasets, traces, arrivals, sweeps and objectives, without a server."""
+"""Datasets, arrivals and sweeps, without a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sm120kit.bench import dataset, resume, saturation, workload
 from sm120kit.bench.result_file import MeasuredCase
 from sm120kit.bench.sample import Exchange, parse_sample
 from sm120kit.bench.workload import Case
-from sm120kit.core.errors import BadInput, NotFound
+from sm120kit.core.errors import BadInput
 
 CELL = Case(2, 100, 0)
 
@@ -101,23 +101,6 @@ def test_requests_arrive_at_a_rate(arrivals: str) -> None:
     assert deviation == pytest.approx(0.25 if arrivals == "poisson" else 0, rel=0.15, abs=1e-9)
 
 
-def test_trace_has_times_lengths_and_shared_text(tmp_path: Path) -> None:
-    path = lines(
-        tmp_path / "trace.jsonl",
-        {"timestamp": 3000, "input_length": 1100, "output_length": 7, "hash_ids": [1, 2, 3]},
-        {"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 4]},
-        {"timestamp": 1500, "input_length": 512, "output_length": 9},
-    )
-    named = workload.changed(workload.load("quick"), trace=dataset.read_trace(path))
-    requests = [request for user in workload.all_requests(named.workload, CELL, "m", "salt") for request in user]
-    assert [(request.at, request.body["max_tokens"]) for request in requests] == [(0.0, 5), (0.5, 9), (2.0, 7)]
-    first, other, second = ([*request.body["messages"][0]["content"].split()] for request in requests)
-    assert first[:512] == second[:512] and first[512:] != second[512:], "512 words are two blocks of 512 tokens"
-    assert other[:10] != first[:10] and len(first) == 550
-    with pytest.raises(BadInput, match=r"entry 1 is not of a trace \(output_length: "):
-        dataset.read_trace(lines(tmp_path / "bad.jsonl", {"timestamp": 1, "input_length": 1}))
-
-
 def test_shared_prefix_is_the_same_in_all_requests() -> None:
     named = workload.changed(workload.load("quick"), shared_prefix_tokens=1000, context_tokens=(100,))
     concurrency = workload.all_requests(named.workload, Case(2, 10, 100), "m", "salt")
@@ -158,17 +141,3 @@ def test_failed_requests_make_no_knee_and_do_not_end_a_sweep() -> None:
         workload.load("quick"), sweep=True, concurrency=(1, 2, 4, 8, 16), output_tokens=(100,), context_tokens=(0,)
     )
     assert [case.concurrency for case in resume.missing(swept.workload, cases, 0, 0)] == [16]
-
-
-def test_goodput_under_objectives() -> None:
-    case = measured(4, 100)
-    failed = replace(case.samples[0], error="HTTP 500")
-    slow = replace(case.samples[0], first_token=0.5)
-    case = replace(case, samples=(*case.samples[:2], slow, failed))
-    parse = saturation.parse_objectives
-    assert saturation.goodput(case, parse(["ttft=300"])) == saturation.Goodput(2, 4, 2.0)
-    assert saturation.goodput(case, parse(["ttft=300", "itl=699"])).met == 0
-    assert saturation.goodput(case, parse(["itl:p95=701", "e2e=1000"])).met == 3
-    for wrong in ("ttft", "ttft=x", "tttf=3", "itl:p0=3", "ttft=-1", "itl:p101=4", "itl=inf", "itl=\u0663"):
-        with pytest.raises(NotFound, match="is no objective"):
-            parse([wrong])

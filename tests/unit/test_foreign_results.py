@@ -247,81 +247,6 @@ def test_llama_benchy(tmp_path: Path) -> None:
     assert (deep.context_tokens, cached.refused) == (6144, "prefill after a cached prefix")
 
 
-def test_guidellm(tmp_path: Path) -> None:
-    def summary(mean: float | None) -> dict[str, Any]:
-        return {"successful": None if mean is None else {"mean": mean, "median": mean, "count": 3}, "errored": None}
-
-    def benchmark(strategy: dict[str, Any], successful: int, errored: int) -> dict[str, Any]:
-        metrics = {
-            "request_totals": {"successful": successful, "errored": errored, "incomplete": 0, "total": successful + errored},
-            "request_concurrency": summary(3.6),
-            "prompt_token_count": summary(512.4),
-            "output_tokens_per_second": summary(150.0 if successful else None),
-            "inter_token_latency_ms": summary(20.0 if successful else None),
-        }
-        return {
-            "type_": "generative_benchmark",
-            "config": {"strategy": strategy, "backend": {"model": "m"}},
-            "metrics": metrics,
-        }
-
-    content = {
-        "metadata": {"version": 2, "guidellm_version": "0.8.1"},
-        "config": {},
-        "benchmarks": [
-            benchmark({"type_": "concurrent", "streams": 4}, 10, 1),
-            benchmark({"type_": "poisson", "rate": 2.0}, 10, 0),
-            benchmark({"type_": "synchronous"}, 0, 5),
-        ],
-        "conclusions": [],
-    }
-    decode, output, poisson, _, failed = figures([file(tmp_path, "benchmarks.json", content)])
-    assert (decode.what, decode.concurrency, decode.context_tokens, decode.tok_s, decode.model) == (
-        "decode",
-        4,
-        512,
-        200.0,
-        "m",
-    )
-    assert (output.what, output.tok_s) == ("output, prefill included", 150.0) and "1 of 11 requests failed" in output.notes
-    assert poisson.concurrency == 4 and "concurrency is the mean number of requests in parallel" in poisson.notes
-    assert failed.refused == "no request was successful, 5 failed"
-
-
-def test_aiperf(tmp_path: Path) -> None:
-    def content(**more: Any) -> dict[str, Any]:
-        return {
-            "schema_version": "1.4",
-            "aiperf_version": "0.13.0",
-            "request_throughput": {"unit": "requests/sec", "avg": 2.0},
-            "request_latency": {"unit": "ms", "avg": 1500.0, "p50": 1490.0},
-            "output_token_throughput": {"unit": "tokens/sec", "avg": 390.0},
-            "output_token_throughput_per_user": {"unit": "tokens/sec/user", "avg": 55.0, "p50": 55.1},
-            "input_sequence_length": {"unit": "tokens", "avg": 549.7},
-            "input_config": {
-                "models": {"strategy": "round_robin", "items": [{"name": "m"}]},
-                "phases": [{"name": "profiling", "type": "concurrency", "concurrency": 8}],
-            },
-            **more,
-        }
-
-    decode, output = figures([file(tmp_path, "profile_export_aiperf.json", content())])
-    assert (decode.what, decode.concurrency, decode.context_tokens, decode.tok_s, decode.model) == (
-        "decode",
-        8,
-        550,
-        440.0,
-        "m",
-    )
-    assert (output.what, output.tok_s, output.refused) == ("output, prefill included", 390.0, "")
-    rate = content(input_config={"phases": [{"name": "profiling", "type": "poisson", "rate": 2.0}]})
-    assert figures([file(tmp_path, "rate.json", rate)])[0].concurrency == 3, "two requests a second of 1.5 s"
-    stopped = content(is_complete=False, incomplete_reason="record stall", error_request_count={"unit": "requests", "avg": 2})
-    partial, _ = figures([file(tmp_path, "stopped.json", stopped)])
-    assert partial.refused == "the run is not complete: record stall" and "2 requests failed" in partial.notes
-    assert figures([file(tmp_path, "c.json", content(was_cancelled=True))])[0].refused == "the run was cancelled"
-
-
 def test_quotient_of_tokens_and_wall_time_includes_the_prefill(tmp_path: Path) -> None:
     """benchmark_sglang.py divides the tokens by the whole time where the server has no gauge of tokens per second."""
 
@@ -482,7 +407,7 @@ def test_reason_for_a_file_of_another_format(name: str, text: str, reason: str, 
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(BadInput) as refused:
         foreign_results.read([tmp_path / name])
-    assert reason in refused.value.message and "aiperf" in refused.value.hint
+    assert reason in refused.value.message and "llama-benchy" in refused.value.hint
 
 
 @pytest.mark.parametrize(

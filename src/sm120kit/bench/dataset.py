@@ -1,9 +1,7 @@
-"""Datasets of conversations, and traces of arrivals, which replace the prompts of a workload.
+"""Datasets of conversations, which replace the prompts of a workload.
 
-Datasets: JSON Lines, or a JSON list, of ``{"prompt": TEXT}``, ``{"messages": [{"role": ..., "content": ...}]}`` (OpenAI) or
-``{"conversations": [{"from": "human", "value": ...}]}`` (ShareGPT). Traces: JSON Lines of Mooncake's form, ``timestamp`` in
-milliseconds, ``input_length``, ``output_length`` and optional ``hash_ids``, one for each 512 tokens of input: requests with the
-same ids begin with the same text (kvcache-ai/Mooncake, FAST25-release).
+JSON Lines, or a JSON list, of ``{"prompt": TEXT}``, ``{"messages": [{"role": ..., "content": ...}]}`` (OpenAI) or
+``{"conversations": [{"from": "human", "value": ...}]}`` (ShareGPT).
 """
 
 from __future__ import annotations
@@ -13,13 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input_text
-
-BLOCK_TOKENS = 512
-"""Tokens of input for which a trace of Mooncake has one hash id."""
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """Roles of ShareGPT and OpenAI -> roles of OpenAI. Messages of other roles, such as tools, are not supported."""
@@ -35,17 +30,6 @@ class Message(BaseModel):
 
 
 Conversation = tuple[Message, ...]
-
-
-class Arrival(BaseModel):
-    """A request of a trace."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    timestamp: float = Field(ge=0)
-    input_length: int = Field(ge=1)
-    output_length: int = Field(ge=1)
-    hash_ids: tuple[int, ...] = ()
 
 
 def read(path: Path) -> tuple[Conversation, ...]:
@@ -68,26 +52,6 @@ def read(path: Path) -> tuple[Conversation, ...]:
     if not conversations:
         raise BadInput(f"{path} has no conversation with a message of a user", "name a dataset with prompts")
     return tuple(conversations)
-
-
-def read_trace(path: Path) -> tuple[Arrival, ...]:
-    """Read a trace, in the order of its timestamps.
-
-    Raises:
-        BadInput: the file cannot be read, or an entry is not of a trace; the message names its number.
-    """
-    arrivals = []
-    for number, entry in _entries(path):
-        try:
-            arrivals.append(Arrival.model_validate(entry))
-        except ValidationError as error:
-            raise BadInput(
-                f"{path}: entry {number} is not of a trace ({_reason(error)})",
-                "an entry has timestamp in milliseconds, input_length, output_length and optional hash_ids",
-            ) from error
-    if not arrivals:
-        raise BadInput(f"{path} has no entries", "name a trace with requests")
-    return tuple(sorted(arrivals, key=lambda arrival: arrival.timestamp))
 
 
 def turns(conversation: Conversation) -> Iterator[Conversation]:
@@ -130,9 +94,6 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def as_text(entries: tuple[Conversation, ...] | tuple[Arrival, ...]) -> tuple[str, ...]:
-    """A text for each entry, by which a result identifies the dataset."""
-    return tuple(
-        json.dumps([message.model_dump() for message in entry] if isinstance(entry, tuple) else entry.model_dump())
-        for entry in entries
-    )
+def as_text(conversations: tuple[Conversation, ...]) -> tuple[str, ...]:
+    """A text for each conversation, by which a result identifies the dataset."""
+    return tuple(json.dumps([message.model_dump() for message in conversation]) for conversation in conversations)

@@ -2,9 +2,8 @@
 
 Each function reads one format. Sources: the files of voipmonitor's ``benchmark_sglang.py`` (its text is in
 Visual-Synthesizer/rtx6kpro, benchmarks/inference-throughput/) and ``llm_decode_bench.py``; llama-benchy 0.4.0 (``results.py``,
-BenchmarkReport; the names of tests in its CSV), guidellm 0.8.1 (``benchmark/schemas/report.py``, GenerativeBenchmarksReport),
-aiperf 0.13.0 (``common/models/export_models.py``, JsonExportData), ``vllm bench serve`` of 0.33.0
-(``vllm/benchmarks/serve.py``) and ``sglang.bench_serving`` of 0.5.23 (``sglang/benchmark/serving.py``).
+BenchmarkReport; the names of tests in its CSV), ``vllm bench serve`` of 0.33.0 (``vllm/benchmarks/serve.py``) and
+``sglang.bench_serving`` of 0.5.23 (``sglang/benchmark/serving.py``).
 """
 
 from __future__ import annotations
@@ -206,60 +205,6 @@ def _llama_benchy_csv(file: str, content: Content) -> Iterator[Figure]:
         yield Figure(file, row["model"], what, concurrency, depth + (size or 0), *figures, refused=refused, notes=notes)
 
 
-def _guidellm(file: str, content: Content) -> Iterator[Figure]:
-    for benchmark in content["benchmarks"]:
-        config, metrics = benchmark["config"], benchmark["metrics"]
-        strategy, totals = config["strategy"], metrics["request_totals"]
-        concurrency = {"synchronous": 1, "concurrent": strategy.get("streams")}.get(strategy["type_"])
-        notes = [f"guidellm, strategy {strategy['type_']}"]
-        if concurrency is None:
-            concurrency = max(1, round(_mean(metrics["request_concurrency"]) or 1))
-            notes.append("concurrency is the mean number of requests in parallel")
-        refused = "" if totals["successful"] else f"no request was successful, {totals['errored']} failed"
-        if totals["errored"]:
-            notes.append(f"{totals['errored']} of {totals['total']} requests failed")
-        model, context = str(config["backend"].get("model") or ""), round(_mean(metrics["prompt_token_count"]) or 0)
-        total, gap = _mean(metrics["output_tokens_per_second"]), _mean(metrics["inter_token_latency_ms"])
-        case = partial(Figure, file, model, refused=refused, notes=tuple(notes))
-        if gap:
-            yield case("decode", concurrency, context, concurrency * 1000 / gap)
-        yield case(OUTPUT, concurrency, context, total or 0.0)
-
-
-def _mean(distribution: dict[str, Any] | None) -> float | None:
-    """The mean over successful requests of a StatusDistributionSummary."""
-    successful = (distribution or {}).get("successful")
-    return None if successful is None else _real(successful["mean"])
-
-
-def _aiperf(file: str, content: Content) -> Iterator[Figure]:
-    config = content.get("input_config") or {}
-    phases = [phase for phase in config.get("phases") or [] if phase.get("name") != "warmup"]
-    notes, concurrency = [f"aiperf {content.get('aiperf_version', 'of unknown version')}"], None
-    if phases and phases[-1].get("concurrency"):
-        concurrency = _whole(phases[-1]["concurrency"])
-    elif "request_throughput" in content and "request_latency" in content:  # Little's law
-        concurrency = max(1, round(content["request_throughput"]["avg"] * content["request_latency"]["avg"] / 1000))
-        notes.append("concurrency is the mean number of requests in parallel")
-    models = (config.get("models") or {}).get("items") or [{}]
-    model = str(models[0].get("name", ""))
-    failed = _whole((content.get("error_request_count") or {}).get("avg") or 0)
-    refused = ""
-    if content.get("was_cancelled"):
-        refused = "the run was cancelled"
-    elif content.get("is_complete") is False:
-        refused = f"the run is not complete: {content.get('incomplete_reason') or 'no reason given'}"
-    if failed:
-        notes.append(f"{failed} requests failed")
-    context = round((content.get("input_sequence_length") or {}).get("avg") or 0)
-    case = partial(Figure, file, model, refused=refused, notes=tuple(notes))
-    per_user = content.get("output_token_throughput_per_user")
-    if per_user and concurrency:
-        yield case("decode", concurrency, context, concurrency * _real(per_user["avg"]))
-    total = _real(content["output_token_throughput"]["avg"])
-    yield case(OUTPUT, concurrency, context, total)
-
-
 def _serving(file: str, content: Content) -> Iterator[Figure]:
     """``vllm bench serve`` and ``sglang.bench_serving``: the same keys but for the concurrency without a limit."""
     completed, requests = _whole(content["completed"]), _whole(content.get("num_prompts") or content["completed"])
@@ -302,13 +247,10 @@ def _mean_in_parallel(content: Content, completed: int) -> tuple[float | None, l
 OBJECTS: tuple[tuple[set[str], Callable[[str, Content], Iterator[Figure]]], ...] = (
     ({"metadata", "results"}, _sweep),
     ({"latency_mode", "benchmarks"}, _llama_benchy),
-    ({"metadata", "config", "benchmarks"}, _guidellm),
-    ({"output_token_throughput", "input_config"}, _aiperf),
     ({"output_throughput", "mean_tpot_ms", "completed"}, _serving),
 )
 """Keys of a file -> its reader. More specific sets precede others."""
 
 KNOWN = (
-    "JSON of benchmark_sglang, llm_decode_bench, llama-benchy, guidellm, aiperf, vllm bench serve and sglang.bench_serving, "
-    "CSV of llama-benchy"
+    "JSON of benchmark_sglang, llm_decode_bench, llama-benchy, vllm bench serve and sglang.bench_serving, CSV of llama-benchy"
 )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from sm120kit.bench import compare_results, figures, saturation
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, Summary, summary
 from sm120kit.bench.result_file import MeasuredCase, Result
-from sm120kit.bench.saturation import Objective
 from sm120kit.core.errors import RequirementMissing
 
 if TYPE_CHECKING:
@@ -37,9 +36,6 @@ FIGURES = tuple(name for name in COLUMNS if name not in ("ttfa", "chunks"))
 
 KINDS = (".csv", ".md", ".html", ".svg", ".png")
 
-LABEL_GAP = 0.075
-"""Minimum distance of two labels beside a chart, as a share of its height."""
-
 STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
@@ -51,18 +47,18 @@ svg{max-width:100%;height:auto}@media(prefers-color-scheme:dark){svg{filter:inve
 """Light or dark as the reader's system is; prints on white paper, no row or chart cut."""
 
 
-def exported(kind: str, named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> bytes:
+def exported(kind: str, named: Sequence[NamedResult]) -> bytes:
     """The content of a file of one of ``KINDS``.
 
     Raises:
         RequirementMissing: it has charts, and matplotlib is not installed.
     """
     writers = {".csv": as_csv, ".md": as_markdown, ".html": as_html}
-    return writers[kind](named, objectives).encode() if kind in writers else charts(named, kind.removeprefix("."))
+    return writers[kind](named).encode() if kind in writers else charts(named, kind.removeprefix("."))
 
 
-def rows(named: Sequence[NamedResult], objectives: Sequence[Objective]) -> list[dict[str, Any]]:
-    """A row for each case: its result, identity, figures, and requests that meet the objectives, if there are any."""
+def rows(named: Sequence[NamedResult]) -> list[dict[str, Any]]:
+    """A row for each case: its result, identity and figures."""
     table = []
     for name, result in named:
         for case in result.ordered:
@@ -75,17 +71,13 @@ def rows(named: Sequence[NamedResult], objectives: Sequence[Objective]) -> list[
                 "restart": case.restart,
                 "complete": case.complete,
             }
-            row = {**identity, **asdict(summary(case))}
-            if objectives:
-                good = saturation.goodput(case, objectives)
-                row |= {"goodput_requests": good.met, "goodput_per_second": good.per_second}
-            table.append(row)
+            table.append({**identity, **asdict(summary(case))})
     return table
 
 
-def as_csv(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> str:
+def as_csv(named: Sequence[NamedResult]) -> str:
     """CSV with a header; an unknown value is empty. Times are seconds, rates tokens per second."""
-    table = [{key: no_formula(value) for key, value in row.items()} for row in rows(named, objectives)]
+    table = [{key: no_formula(value) for key, value in row.items()} for row in rows(named)]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table[0]) if table else ["result"], lineterminator="\n")
     writer.writeheader()
@@ -103,11 +95,11 @@ def in_markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#!&~$])", lambda match: f"&#{ord(match[1])};", " ".join(text.split()))
 
 
-def as_markdown(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> str:
+def as_markdown(named: Sequence[NamedResult]) -> str:
     """A Markdown section for each result: what was measured, and the figures."""
     parts = []
     for name, result in named:
-        heads, body = _table_of(result, objectives)
+        heads, body = _table_of(result)
         lines = [f"| {' | '.join(heads)} |", f"|{' ---: |' * len(heads)}", *(f"| {' | '.join(row)} |" for row in body)]
         notes = [f"- {in_markdown(note)}" for note in _notes(result)]
         title, about = in_markdown(name), in_markdown(figures.about(result))
@@ -115,7 +107,7 @@ def as_markdown(named: Sequence[NamedResult], objectives: Sequence[Objective] = 
     return "\n\n".join(parts) + "\n"
 
 
-def as_html(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) -> str:
+def as_html(named: Sequence[NamedResult]) -> str:
     """One page without external resources: figures, charts by concurrency and by context, and environment.
 
     Raises:
@@ -124,7 +116,7 @@ def as_html(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) 
     title = ", ".join(dict.fromkeys(result.environment.model for _, result in named))
     parts = [f"<h1>{html.escape(title)}</h1>"]
     for name, result in named:
-        heads, body = _table_of(result, objectives)
+        heads, body = _table_of(result)
         parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(figures.about(result))}</p>", _table(heads, body)]
         parts.append(f"<ul>{''.join(f'<li>{html.escape(note)}' for note in _notes(result))}</ul>")
     for by in ("concurrency", "context depth"):
@@ -137,7 +129,7 @@ def as_html(named: Sequence[NamedResult], objectives: Sequence[Objective] = ()) 
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
-def _table_of(result: Result, objectives: Sequence[Objective]) -> tuple[list[str], list[list[str]]]:
+def _table_of(result: Result) -> tuple[list[str], list[list[str]]]:
     """The heads and rows of the figures of a result that are known of a case; notes have the reasons of the others."""
     summaries = [(case, summary(case)) for case in result.ordered]
     known = [name for name in FIGURES if any(getattr(computed, name) is not None for _, computed in summaries)]
@@ -146,11 +138,7 @@ def _table_of(result: Result, objectives: Sequence[Objective]) -> tuple[list[str
     for case, computed in summaries:
         key = [f"{number:,}" for number in case.key]
         body.append([*key, *(figures.text(computed, name) for name in known), figures.failed(case)])
-        if objectives:
-            good = saturation.goodput(case, objectives)
-            per_second = UNKNOWN if good.per_second is None else f"{good.per_second:.2f}"
-            body[-1].append(f"{per_second} ({good.met} of {good.requests})")
-    return [*heads, *["goodput/s"] * bool(objectives)], body
+    return heads, body
 
 
 def _notes(result: Result) -> list[str]:
@@ -166,8 +154,10 @@ def _table(heads: Sequence[str], body: Sequence[Sequence[str]], kind: str = "") 
 
 # ---- charts
 
-Lines = dict[str, dict[int, list[MeasuredCase]]]
-"""Label of a line -> its cases by concurrency or tokens of context, one for each start of the server."""
+Cases = dict[int, list[MeasuredCase]]
+"""Cases by concurrency or context depth, one for each start of the server."""
+Lines = dict[str, Cases]
+"""Label of a line -> its cases."""
 
 
 def _lines(named: Sequence[NamedResult], by: str) -> Lines:
@@ -218,74 +208,42 @@ def _drawn(lines: Lines, by: str, kind: str) -> bytes:
 
 
 def _draw(figure: Figure, lines: Lines, by: str) -> None:
-    knees: dict[str, int | None] = dict.fromkeys(lines)
-    if by == "concurrency":
-        knees = {
-            label: saturation.knee([case for starts in cases.values() for case in starts]) for label, cases in lines.items()
-        }
-    panels = figure.subplots(2, 2, squeeze=False).flatten()
-    for axes, (title, factor, names) in zip(panels, CHARTS, strict=True):
-        _chart(axes, title, lines, [(name, factor) for name in names], knees)
+    """A chart for each quantity, with one legend; a ring marks the knee of each line by concurrency."""
+    for axes, (title, factor, names) in zip(figure.subplots(2, 2, squeeze=False).flatten(), CHARTS, strict=True):
+        for number, (label, cases) in enumerate(lines.items()):
+            knee = saturation.knee([case for starts in cases.values() for case in starts]) if by == "concurrency" else None
+            _plot(axes, label, cases, names, factor, f"C{number % 10}", knee)
+        meaning = ", dashed: ".join(COLUMNS[name][0] for name in names)
+        axes.set_title(f"{title} (solid: {meaning})" if len(names) > 1 else title, loc="left", fontsize="medium")
+        axes.grid(alpha=0.25)
+        axes.set_ylim(bottom=0)
+        if not axes.lines:
+            axes.text(0.5, 0.5, UNKNOWN, transform=axes.transAxes, ha="center")
         _scale(axes, by, sorted({x for cases in lines.values() for x in cases}))
+    handles = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    note = "ring: the knee, from which more concurrency adds little" if by == "concurrency" else None
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, title=note, frameon=False)
 
 
-def _chart(axes: Axes, title: str, lines: Lines, values: Sequence[tuple[str, float]], knees: dict[str, int | None]) -> None:
-    """One chart: a line for each series and value, with the label of the series beside the last point of its first line.
-
-    A ring marks the knee of a series on its first line.
-    """
-    ends: list[tuple[float, str, Any]] = []
-    highest = 0.0
-    for number, (label, cases) in enumerate(lines.items()):
-        for style, (name, factor) in zip(("-", "--"), values, strict=False):
-            points = []
-            for x, starts in sorted(cases.items()):
-                known = [figure * factor for case in starts if (figure := getattr(summary(case), name)) is not None]
-                if known:
-                    points.append((x, median(known)))
-            if points:
-                color = f"C{number % 10}"
-                axes.plot(*zip(*points, strict=True), style, marker="o", markersize=4, color=color)
-                highest = max(highest, *(y for _, y in points))
-                if style == "-":
-                    ends.append((points[-1][1], label, color))
-                    _ring_knee(axes, points, knees[label], color)
-    meaning = ", dashed: ".join(COLUMNS[name][0] for name, _ in values)
-    axes.set_title(f"{title} (solid: {meaning})" if len(values) > 1 else title, loc="left", fontsize="medium")
-    axes.grid(alpha=0.25)
-    top = highest * 1.05 or 1.0
-    axes.set_ylim(0, top)
-    if not ends:
-        axes.text(0.5, 0.5, UNKNOWN, transform=axes.transAxes, ha="center")
-    ends.sort(key=lambda end: end[0])
-    for at, (_, label, color) in zip(_spread([y / top for y, _, _ in ends]), ends, strict=True):
-        escaped = label.replace("$", r"\$")  # matplotlib would parse formulas of TeX
-        axes.annotate(escaped, (1.02, at), xycoords="axes fraction", color=color, fontsize="small", va="center")
-
-
-def _ring_knee(axes: Axes, points: Sequence[tuple[float, float]], knee: int | None, color: Any) -> None:
-    """Mark the point of a line at its knee by a ring, with its name on the side that the line does not take."""
-    falls = bool(points) and points[-1][1] < points[0][1]
-    for x, y in points:
-        if x == knee:
-            axes.plot(
-                [x], [y], "o", markersize=11, fillstyle="none", markeredgewidth=1.5, color=color, clip_on=False, gid="knee"
-            )
-            style: dict[str, Any] = {"textcoords": "offset points", "color": color, "fontsize": "small"}
-            axes.annotate("knee", (x, y), (7, 6) if falls else (7, -13), **style)
-
-
-def _spread(heights: Sequence[float]) -> list[float]:
-    """Move increasing heights apart, to at least ``LABEL_GAP`` if they fit, within 0 and 1."""
-    gap = min(LABEL_GAP, 1 / max(1, len(heights) - 1))
-    placed: list[float] = []
-    for height in heights:
-        placed.append(max(height, placed[-1] + gap) if placed else height)
-    limit = 1.0
-    for number in reversed(range(len(placed))):
-        placed[number] = min(placed[number], limit)
-        limit = placed[number] - gap
-    return placed
+def _plot(axes: Axes, label: str, cases: Cases, names: Sequence[str], factor: float, color: str, knee: int | None) -> None:
+    """The median over the starts of the server of each figure; the first is solid and has the label and the knee."""
+    for style, name in zip(("-", "--"), names, strict=False):
+        points = {}
+        for x, starts in sorted(cases.items()):
+            if known := [figure * factor for case in starts if (figure := getattr(summary(case), name)) is not None]:
+                points[x] = median(known)
+        if points:
+            text = label.replace("$", r"\$") if style == "-" else "_"  # matplotlib would parse formulas of TeX
+            axes.plot(list(points), list(points.values()), style, marker="o", markersize=4, color=color, label=text)
+        if style == "-" and knee in points:
+            ring: dict[str, Any] = {
+                "markersize": 11,
+                "fillstyle": "none",
+                "color": color,
+                "clip_on": False,
+                "gid": f"knee-{label}",
+            }
+            axes.plot([knee], [points[knee]], "o", label="_", **ring)
 
 
 def _scale(axes: Axes, by: str, measured: Sequence[int]) -> None:

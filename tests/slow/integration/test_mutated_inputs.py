@@ -494,13 +494,9 @@ CHATS = {
     ),
     "chat.json": b'[{"conversations": [{"from": "human", "value": "b"}, {"from": "gpt", "value": "c"}]}]',
 }
-TRACE = {"trace.jsonl": b'{"timestamp": 0, "input_length": 10, "output_length": 3, "hash_ids": [1, 2]}\n' * 2}
 RESULTS = {
     "serving.json": (
         b'{"model_id": "m", "num_prompts": 3, "max_concurrency": 2, "output_throughput": 10.5, "completed": 3, "duration": 1.5}'
-    ),
-    "aiperf.json": (
-        b'{"output_token_throughput": {"avg": 1.0, "unit": "tokens/sec"}, "input_config": {"endpoint": {"model_names": ["m"]}}}'
     ),
 }
 LOG = b"""\
@@ -528,7 +524,6 @@ PARSERS: dict[str, Parser] = {
     "result": Parser(results, mutation.of_json, written(result_file.read)),
     "published figures": Parser(lambda: RESULTS, mutation.of_json, written(lambda path: foreign_results.read([path]))),
     "dataset": Parser(lambda: CHATS, mutation.of_bytes, written(dataset.read)),
-    "trace": Parser(lambda: TRACE, mutation.of_bytes, written(dataset.read_trace)),
     "index of images": Parser(images, mutation.of_json, written(image_index.read_index)),
     "record": Parser(verified, mutation.of_json, written(lambda path: read_record(VerifiedImage, path))),
     "image layout": Parser(layout_documents, mutation.of_json, parse_layout, 2),

@@ -6,6 +6,6 @@ a log, ``_explanation`` is the result, ``issue`` a text about what remains unexp
 
 from sm120kit.hosts.log_rules._explanation import Explanation, RuleMatch
 from sm120kit.hosts.log_rules._rule import Kind, Rule, rules
-from sm120kit.hosts.log_rules._scan import BLOCK_BYTES, LogScan, explain
+from sm120kit.hosts.log_rules._scan import explain
 
-__all__ = ["BLOCK_BYTES", "Explanation", "Kind", "LogScan", "Rule", "RuleMatch", "explain", "rules"]
+__all__ = ["Explanation", "Kind", "Rule", "RuleMatch", "explain", "rules"]

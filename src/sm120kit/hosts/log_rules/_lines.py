@@ -24,9 +24,11 @@ class Expression:
     pattern: re.Pattern[bytes]
 
     @classmethod
-    def of(cls, texts: str, pattern: bytes) -> Expression:
-        """An expression regardless of case; ``texts`` are separated by ``|``."""
-        return cls(frozenset(texts.encode().split(b"|")), re.compile(pattern, re.IGNORECASE))
+    def of(cls, texts: str, pattern: bytes = b"") -> Expression:
+        """An expression regardless of case, or one of ``texts``, which are separated by ``|``, at the start of a word."""
+        words = texts.encode().split(b"|")
+        pattern = pattern or rb"(?<![a-z0-9])(?:%s)" % b"|".join(map(re.escape, words))
+        return cls(frozenset(words), re.compile(pattern, re.IGNORECASE))
 
     def search(self, line: bytes, found: Set[bytes]) -> re.Match[bytes] | None:
         """The first match in a line that has the strings ``found``."""
@@ -40,33 +42,26 @@ LIBRARY = re.compile(
 """Paths of frames that do not identify a program."""
 RAISED = Expression.of(
     "error: |exception: |exit: |interrupt: |unsupported: |failure: |fatal|panic|xid|segfault|what():|oops|error (",
-    rb"(?<![\w./])(?:[\w.]{1,120}\.)?\w{0,60}(?:error|exception|exit|interrupt|unsupported|failure): \S|\bfatal\b|\bpanic\b"
-    rb"|\bxid\b|\bsegfault\b|\bfatal(?:error)? ?:|\bwhat\(\):|\boops\b|\berror \(",
+    rb"(?<![\w./])(?:[\w.]{1,120}\.)?\w{0,60}(?:error|exception|exit|interrupt|unsupported|failure): \S"
+    rb"|\b(?:fatal|panic|xid|segfault|oops)\b|\bfatal(?:error)? ?:|\bwhat\(\):|\berror \(",
 )
 """Lines that state a failure: exceptions and what ends a program or a kernel."""
 ERROR = Expression.of(
     "error|exception|fatal|traceback|xid|assert|segfault|core dumped|nvrm|killed|failed|cannot|unsupported|not supported"
     "|out of memory|panic|oops|unexpected",
-    rb"(?:error|exception)\b|\b(?:fatal|traceback|xid|assert\w*|segfault|core dumped|nvrm|killed|failed|cannot|unsupported"
-    rb"|not supported|out of memory|panic\w*|oops|unexpected)\b",
+    rb"(?:error|exception|\b(?:fatal|traceback|xid|assert\w*|segfault|core dumped|nvrm|killed|failed|cannot|unsupported"
+    rb"|not supported|out of memory|panic\w*|oops|unexpected))\b",
 )
 KEY = Expression.of(
     "not found|no such file|failed:|undefined reference|fatal error|permission denied|does not exist|no module named|killed"
-    "|not permitted",
-    rb"\bnot found|no such file|\bfailed:|undefined reference|fatal error|permission denied|does not exist|no module named"
-    rb"|\bkilled\b|not permitted",
+    "|not permitted"
 )
 """Lines that often have the cause although they do not look like an exception: what a compiler or a shell prints."""
 DOUBTFUL = Expression.of(
     "abort|can't|conflict|corrupt|could not|couldn't|crash|denied|died|exceed|expired|fail|illegal|incompatible|insufficient"
     "|invalid|mismatch|missing|refused|stuck|timeout|timed out|unable|undefined|unhealthy|unknown|unrecognized|unreachable"
     "|warning|not support|no attribute|not defined|not available|not allowed|must be|requires|expected|error_|no implementation"
-    "|sigterm|too many|is a directory",
-    rb"\b(?:abort|can't|conflict|corrupt|could not|couldn't|crash|denied|died|exceed|expired|fail|illegal|incompatible"
-    rb"|insufficient|invalid|mismatch|missing|refused|stuck|timeout|timed out|unable|undefined|unhealthy|unknown|unrecognized"
-    rb"|unreachable|warning|not support|no attribute|not defined|not available|not allowed|must be|requires|expected"
-    rb"|no implementation|sigterm"
-    rb"|too many|is a directory)|error_",
+    "|sigterm|too many|is a directory"
 )
 """Lines that are shown if a log has no line with a word for errors."""
 NOISE = Expression.of(
@@ -81,9 +76,7 @@ LOWER = re.compile(
     rb"|NCCL INFO|[Ii]gnor(?:e|ing) (?:import )?error"
 )
 """Lines of lower levels, and of failures that were handled."""
-STARTED = Expression.of(
-    "application startup complete|server is fired up and ready", rb"application startup complete|server is fired up and ready"
-)
+STARTED = Expression.of("application startup complete|server is fired up and ready")
 ANSWERED = Expression.of('"post /', rb'"post /(?:v1/|generate|invocations|score|rerank|inference)[^"\n]{0,200}" 200\b')
 ACCESS = Expression.of(
     "/health|/metrics|/v1/models|/ping",

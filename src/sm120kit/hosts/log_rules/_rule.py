@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
-
-from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
+from typing import Any
 
 RULES = Path(__file__).with_name("rules")
-_STRICT = ConfigDict(extra="forbid")
-
-
-def _requirement(text: str) -> str:
-    try:
-        Requirement(text)
-    except InvalidRequirement as error:
-        raise ValueError(f"{text!r} is not a requirement such as vllm>=0.20,<0.33: {error}") from error
-    return text
-
-
-def _expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
-    return text
-
-
-Text = Annotated[str, StringConstraints(min_length=1)]
-Versions = Annotated[str, AfterValidator(_requirement)]
-"""A package and its versions, as in ``vllm>=0.20,<0.33``."""
-Pattern = Annotated[str, AfterValidator(_expression)]
 
 
 class Kind(StrEnum):
@@ -57,25 +29,13 @@ class Kind(StrEnum):
     """A line that looks like a failure, for a log without one."""
 
 
-class Confidence(StrEnum):
-    """How certain a cause is."""
-
-    CONFIRMED = "confirmed"
-    """By the source code that prints the line, or by maintainers."""
-    REPORTED = "reported"
-    """By owners whose problem the fix solved."""
-    INFERRED = "inferred"
-    """The usual of several causes of this line."""
-
-
 @dataclass(frozen=True)
 class Remedy:
-    """A way to fix or avoid a failure. ``engine`` restricts it to versions of a package, whose options ``text`` may contain."""
+    """A way to fix or avoid a failure. ``engine`` restricts it to versions of a package, such as ``vllm>=0.20,<0.33``, whose
+    options ``text`` may contain."""
 
-    __pydantic_config__ = _STRICT
-
-    text: Text
-    engine: Versions | None = None
+    text: str
+    engine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,36 +49,31 @@ class Rule:
     traceback before the line, with the line after them; ``pattern``, one for the line. Their groups replace ``{name}`` in cause
     and fixes. Of the rules that match a line, that with the higher ``priority``, then the more specific one explains it.
     ``late``: an earlier failure in the log is the cause, and this its consequence. ``options``: the line refuses options, for
-    which replacements are looked up. ``consequence`` is the effect of an error of
-    the host, which doctor finds in the kernel log by this rule; "" for all other lines.
+    which replacements are looked up. ``consequence`` is the effect of an error of the host, which doctor finds in the kernel
+    log by this rule; "" for all other lines. ``confidence``: ``confirmed`` by the source code that prints the line, or by
+    maintainers; ``reported`` by owners whose problem the fix solved; ``inferred``: the usual of several causes.
     """
 
-    __pydantic_config__ = _STRICT
-
-    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-    cause: Text
+    id: str
+    cause: str
     fixes: tuple[Remedy, ...]
-    sources: Annotated[tuple[Text, ...], Field(min_length=1)]
-    sample: Text
-    confidence: Confidence
+    sources: tuple[str, ...]
+    sample: str
+    confidence: str
     checked: date
     kind: Kind = Kind.FAILURE
     consequence: str = ""
-    match: tuple[Text, ...] = ()
-    any: tuple[Text, ...] = ()
-    without: tuple[Text, ...] = ()
-    log: tuple[Text, ...] = ()
-    unless: tuple[Text, ...] = ()
-    engines: tuple[Versions, ...] = ()
-    frame: Pattern = ""
-    pattern: Pattern = ""
+    match: tuple[str, ...] = ()
+    any: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    frame: str = ""
+    pattern: str = ""
     priority: int = 0
     late: bool = False
     options: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.match and not self.any:
-            raise ValueError("a rule requires strings in `match` or `any`")
 
     @property
     def conditional(self) -> bool:
@@ -136,14 +91,13 @@ class Rule:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """The rules, most specific first.
+    """The rules, most specific first."""
+    tables = [table for path in RULES.glob("*.toml") for table in tomllib.loads(path.read_text("utf-8"))["rule"]]
+    return tuple(sorted(map(_rule, tables), key=lambda rule: (rule.specificity, rule.id)))
 
-    Raises:
-        ValueError: a file of rules does not have the exact form of :class:`Rule`, which is a bug.
-    """
-    tables = TypeAdapter(dict[Literal["rule"], list[Rule]])
-    contents = [json.dumps(tomllib.loads(path.read_text("utf-8")), default=str) for path in RULES.glob("*.toml")]
-    read = [rule for content in contents for rule in tables.validate_json(content, strict=True)["rule"]]
-    if duplicates := [rule_id for rule_id, count in Counter(rule.id for rule in read).items() if count > 1]:
-        raise ValueError(f"two rules with the same id: {', '.join(duplicates)}")
-    return tuple(sorted(read, key=lambda rule: (rule.specificity, rule.id)))
+
+def _rule(table: Mapping[str, Any]) -> Rule:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    fields["fixes"] = tuple(Remedy(**fix) for fix in table["fixes"])
+    fields["kind"] = Kind(table.get("kind", Kind.FAILURE))
+    return Rule(**fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import BinaryIO
@@ -25,12 +25,35 @@ TRACEBACK_LINES, FRAMES = 40, 4
 
 
 def explain(stream: BinaryIO, *, ended: bool = False, now: datetime | None = None) -> Explanation:
-    """Match a log of any size and encoding against the rules, in one pass; parameters as in :meth:`LogScan.explanation`."""
-    scan = LogScan()
-    while chunk := stream.read(BLOCK_BYTES):
-        scan.feed(chunk)
-    scan.close()
-    return scan.explanation(ended=ended, now=now)
+    """Match a log of any size and encoding against the rules, in one pass.
+
+    ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no failure is
+    found, no other line follows, and the time in it is at least ``HANG_SECONDS`` before ``now``.
+    """
+    scan = _LogScan()
+    for block in _blocks(stream):
+        scan.match(block)
+    return scan.explanation(ended, now or datetime.now())
+
+
+def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Whole lines of a log, and the parts of longer lines than a block, in UTF-8.
+
+    Programs on Windows write UTF-16, which starts with a byte order mark.
+    """
+    chunk = stream.read(BLOCK_BYTES)
+    utf16 = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace") if utf16 else None
+    rest = b""
+    while chunk:
+        block = rest + (decoder.decode(chunk).encode(errors="replace") if decoder else chunk)
+        cut = block.rfind(b"\n") + 1 or (len(block) if len(block) > BLOCK_BYTES else 0)
+        rest = block[cut:]
+        if cut:
+            yield block[:cut].removesuffix(b"\n").removesuffix(b"\r")
+        chunk = stream.read(BLOCK_BYTES)
+    if rest:
+        yield rest
 
 
 @dataclass
@@ -73,13 +96,11 @@ class _Kept:
         return iter((*self._first, *self._last))
 
 
-class LogScan:
-    """A log that is matched while it grows. ``live``: what is fed has just been printed."""
+class _LogScan:
+    """What was found in the part of a log that was matched."""
 
-    def __init__(self, *, live: bool = False) -> None:
-        self._live, self._fed = live, datetime.min
-        self._decoder: Callable[[bytes], bytes] | None = None
-        self._rest, self._number, self._index = b"", 0, index()
+    def __init__(self) -> None:
+        self._number, self._index = 0, index()
         self._groups: dict[tuple[str, ...], _Group] = {}
         self._contexts: set[bytes] = set()
         self._revoked: dict[tuple[tuple[bytes, ...], bytes], int] = {}
@@ -97,32 +118,10 @@ class LogScan:
         """Numbers of the last line with an answer of the server, and with an unexplained error."""
         self._first_error: int | None = None
 
-    def feed(self, chunk: bytes) -> None:
-        """Match more of the log; an incomplete last line is kept for the next call."""
-        self._fed = datetime.now()
-        if self._decoder is None:
-            self._decoder = _decoder(chunk)
-        block = self._rest + self._decoder(chunk)
-        cut = block.rfind(b"\n") + 1 or (len(block) if len(block) > BLOCK_BYTES else 0)
-        self._rest = block[cut:]
-        if cut:
-            self._match(block[:cut].removesuffix(b"\n").removesuffix(b"\r"))
-
-    def close(self) -> None:
-        """Match an incomplete last line."""
-        rest, self._rest = self._rest, b""
-        if rest:
-            self._match(rest)
-
-    def explanation(self, *, ended: bool = False, now: datetime | None = None) -> Explanation:
-        """What is explained so far.
-
-        ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no
-        failure is found, no other line follows, and it is at least ``HANG_SECONDS`` older than ``now``: by the time in the
-        line, or since it was fed to a live log.
-        """
+    def explanation(self, ended: bool, now: datetime) -> Explanation:
+        """What is explained so far; parameters as in :func:`explain`."""
         versions = Versions(self._versions, frozenset(self._engines))
-        matches = self._matches(versions, ended, now or datetime.now())
+        matches = self._matches(versions, ended, now)
         kinds = {match.kind for match in matches}
         if Kind.FAILURE in kinds:
             matches = [match for match in matches if match.kind is not Kind.HANG]
@@ -159,7 +158,8 @@ class LogScan:
         first = min([*early, *([self._first_error] if self._first_error else [])], default=self._number)
         return [_consequence(match, first) if match.rule.late and match.number > first else match for match in matches.values()]
 
-    def _match(self, block: bytes) -> None:
+    def match(self, block: bytes) -> None:
+        """Match lines."""
         if b"\x1b" in block or b"\x08" in block:
             block = _lines.TERMINAL.sub(b"", block)
         lines = (block + b"\n").splitlines()
@@ -255,7 +255,7 @@ class LogScan:
             return True
         if ended or self._hang_from is None or group.last < self._hang_from:
             return False
-        time = self._fed if self._live else _lines.time_of(group.last_line, now)
+        time = _lines.time_of(group.last_line, now)
         return time is None or now - time >= timedelta(seconds=HANG_SECONDS)
 
 
@@ -283,14 +283,6 @@ def _consequence(match: RuleMatch, first: int) -> RuleMatch:
 def _device(line: bytes) -> bytes:
     match = DEVICE.search(line[: _lines.PATTERN_BYTES].lower())
     return match[0] if match else b""
-
-
-def _decoder(first: bytes) -> Callable[[bytes], bytes]:
-    """A function from parts of a log to UTF-8. Programs on Windows write UTF-16, which starts with a byte order mark."""
-    if not first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return bytes
-    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
-    return lambda chunk: decoder.decode(chunk).encode(errors="replace")
 
 
 def _excerpt(line: bytes, rule: Rule) -> bytes:
