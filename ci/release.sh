@@ -6,7 +6,9 @@ action=$1 tag=$2 directory=$3
 mkdir -p "$directory"
 case $action in
   get)
-    gh release view "$tag" > /dev/null || gh release create "$tag" --verify-tag --generate-notes
+    # The section of the version in CHANGELOG.md.
+    notes=$(awk -v version="${tag#v}" '/^## / { found = $2 == version || $2 == version "," } found && !/^## /' CHANGELOG.md)
+    gh release view "$tag" > /dev/null || gh release create "$tag" --verify-tag --notes "$notes"
     if [ -n "$(gh release view "$tag" --json assets --jq '.assets[].name')" ]; then
       gh release download "$tag" --dir "$directory" --clobber
     fi
