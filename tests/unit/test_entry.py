@@ -127,7 +127,7 @@ def test_operating_system_errors(failure: OSError, kind: type[Sm120kitError], me
 
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "POSIX", "LANG": "de_DE"}])
-@pytest.mark.parametrize("command", [["recipe", "list"], ["config", "list"], ["recipe", "show", "ä"]])
+@pytest.mark.parametrize("command", [["recipe", "list"], ["config", "list"], ["recipe", "check", "ä"]])
 def test_locale_without_utf8(locale: dict[str, str], command: list[str]) -> None:
     """Tables have characters that ASCII lacks. Python's own remedies for such locales are off."""
     program = [sys.executable, "-m", "sm120kit", *command]
@@ -186,8 +186,8 @@ def test_wrong_usage_has_the_form_of_every_error(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "kind", "code"),
     [
-        ("recipe show nothing --json", "not-found", 10),
-        ("recipe show nothing --json --frob", "usage", 2),
+        ("config show nothing --json", "not-found", 10),
+        ("config show nothing --json --frob", "usage", 2),
         ("inspect /dev/null --json", "bad-input", 11),
         ("tiles nothing --json", "not-found", 10),
     ],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sm120kit.bench.sample import Exchange, Reads, Sample, parse_sample
 from sm120kit.core.errors import ServerFailed
 from sm120kit.core.outside import parse_json
+from sm120kit.core.tls import certificates
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.engines import all_engines
 
@@ -38,12 +39,9 @@ MAX_MASKED_BYTES = 2**16
 """Part of an error's body that is searched for secrets; 200 characters of it are shown."""
 REQUIRES_KEY = "the server requires an API key: set SM120KIT_API_KEY, or --api-key @FILE; other credentials: --header"
 NOT_STREAMED = "the server ignored stream: true and sent one JSON document"
-CLIENT_CERTIFICATE = "the server may require a client certificate: --cert FILE, which it accepts, and --key FILE for its key"
 NO_TLS = "the server does not speak TLS: use http:// instead of https://"
 TLS_HINTS = {
-    "CERTIFICATE_VERIFY_FAILED": "name the CA of the server's certificate with --cacert FILE; --insecure accepts any server",
-    "CERTIFICATE_REQUIRED": CLIENT_CERTIFICATE,
-    "ALERT_UNKNOWN_CA": CLIENT_CERTIFICATE,
+    "CERTIFICATE_VERIFY_FAILED": "name the CA of the server's certificate: SSL_CERT_FILE=FILE",
     "WRONG_VERSION_NUMBER": NO_TLS,
     "handshake operation timed out": NO_TLS,
 }
@@ -101,9 +99,8 @@ def get(server: Endpoint, path: str) -> httpx2.Response:
     import httpx2
 
     headers = {**server.headers, "Accept-Encoding": "identity"}
-    verify = server.tls.context()
     with httpx2.stream(
-        "GET", server.request_url(path), headers=headers, timeout=10, trust_env=False, verify=verify
+        "GET", server.request_url(path), headers=headers, timeout=10, trust_env=False, verify=certificates()
     ) as response:
         if not response.is_success:  # not raise_for_status: its message contains the URL with credentials
             status = f"HTTP {response.status_code} {response.reason_phrase}"
@@ -159,8 +156,6 @@ def _models(server: Endpoint) -> list[dict[str, Any]]:
             isinstance(error, httpx2.HTTPStatusError) and error.response.status_code != 404
         ):
             remedy = hint(reason)
-        elif server.url.startswith("https://") and isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
-            remedy = CLIENT_CERTIFICATE  # servers of asyncio, such as vLLM's, close the connection without a TLS alert
         raise ServerFailed(f"{server.url}/v1/models does not answer with a list of models: {reason}", remedy) from error
 
 

@@ -24,6 +24,7 @@ import httpcore2
 import httptools
 import httpx2
 
+from sm120kit.core.tls import certificates
 from sm120kit.core.urls import Endpoint
 
 SO_TIMESTAMPNS = 35
@@ -42,7 +43,7 @@ MAX_HEAD_BYTES = 100 << 10
 def client(server: Endpoint, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
     """A client for one server, with its credentials, unlimited connections and no proxy, which would be measured too."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    transport = httpx2.AsyncHTTPTransport(verify=server.tls.context(), limits=limits, trust_env=False)
+    transport = httpx2.AsyncHTTPTransport(verify=certificates(), limits=limits, trust_env=False)
     if httpx2.URL(server.url).scheme == "http":
         transport._pool = httpcore2.AsyncConnectionPool(  # httpx has no argument for a network backend
             max_connections=None, max_keepalive_connections=None, network_backend=_Backend()

@@ -70,10 +70,9 @@ COMMANDS = Branch(
             },
         ),
         "recipe": Branch(
-            "List, show, check, make and lock recipes",
+            "List, check, make and lock recipes",
             {
                 "list": Leaf("recipe:list_", "List the recipes"),
-                "show": Leaf("recipe:show", "Show a recipe"),
                 "check": Leaf("recipe:check", "Validate recipes"),
                 "new": Leaf("recipe_new:new", "Make the recipe of an upstream release"),
                 "update": Leaf("recipe_new:update", "List the upstream releases that are newer than the recipes"),

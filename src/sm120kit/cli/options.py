@@ -3,7 +3,7 @@
 A group is a frozen dataclass whose fields are annotated as options are. A command takes it as one keyword parameter, and has
 one option for each field::
 
-    def apply(recipe: RecipeName, into: Into, *, sources: Sources, json: Json = False) -> None: ...
+    def apply(recipe: SourceRecipeName, into: Into, *, sources: Sources, json: Json = False) -> None: ...
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from sm120kit.core import console
 from sm120kit.core.workspace import Workspace
 
 if TYPE_CHECKING:
-    from sm120kit.core.tls import Tls
     from sm120kit.core.urls import Endpoint
     from sm120kit.images.attestation import Signer
     from sm120kit.images.published_images import Source
@@ -234,14 +233,6 @@ def gpu_count(text: str) -> int | None:
     return int(text) if text else None
 
 
-EngineName = Annotated[
-    str,
-    typer.Argument(
-        metavar="ENGINE",
-        autocompletion=recipe_names,
-        help="vllm, sglang or flashinfer, or with a version such as vllm@0.19.1; or a recipe, by name or file.",
-    ),
-]
 FlashInferName = Annotated[
     str,
     typer.Argument(
@@ -253,10 +244,6 @@ FlashInferName = Annotated[
 PatchName = Annotated[
     str,
     typer.Argument(metavar="PATCH", autocompletion=patch_names, help="A patch of a series: project/slug, or a unique slug."),
-]
-RecipeName = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="A recipe, by name, file, or as engine@version."),
 ]
 PatchedProject = Annotated[
     str,
@@ -507,59 +494,30 @@ class RemoteCacheOptions(SigningOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ServerAccess:
-    """Credentials and TLS of requests to a server that is running already."""
+    """Credentials of requests to a server that is running already."""
 
     api_key: ApiKey = ""
     header: Headers = None
-    cacert: Annotated[
-        Path | None,
-        typer.Option("--cacert", metavar="FILE", help="CA certificates (PEM) for https, instead of the system's."),
-    ] = None
-    insecure: Annotated[bool, typer.Option("--insecure", "-k", help="Accept any certificate of an https server.")] = False
-    cert: Annotated[
-        Path | None, typer.Option("--cert", metavar="FILE", help="Client certificate (PEM) for https, with its key.")
-    ] = None
-    key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="The key of --cert (PEM, not encrypted), if in another file.")
-    ] = None
 
     def require_used(self, running: bool, remedy: str) -> None:
-        """Refuse headers and certificates if no server is running already. A key may be for all commands.
+        """Refuse headers if no server is running already. A key may be for all commands.
 
         Raises:
             typer.BadParameter: one is given, but ``running`` is false.
         """
-        given = {"--header": self.header, "--cacert": self.cacert, "--insecure": self.insecure, "--cert": self.cert}
-        if options := [option for option, value in {**given, "--key": self.key}.items() if value and not running]:
-            raise typer.BadParameter(f"applies only to a running server: {remedy}", param_hint=options[0])
+        if self.header and not running:
+            raise typer.BadParameter(f"applies only to a running server: {remedy}", param_hint="--header")
 
     def endpoint(self, url: str) -> Endpoint:
         """The server at ``url``.
 
         Raises:
-            typer.BadParameter: a header, key or certificate is malformed, or its file cannot be read.
+            typer.BadParameter: a header or key is malformed, or its file cannot be read.
             BadInput: see :meth:`sm120kit.core.urls.Endpoint.parse`.
         """
         from sm120kit.core.urls import Endpoint
 
-        return Endpoint.parse(url, key_of(self.api_key), dict(map(_header, self.header or [])), self._tls())
-
-    def _tls(self) -> Tls:
-        import ssl
-
-        from sm120kit.core.tls import Tls
-
-        if self.key and not self.cert:
-            raise typer.BadParameter("a key belongs to a certificate: add --cert", param_hint="--key")
-        for option, tls in (("--cacert", Tls(self.cacert)), ("--cert", Tls(None, False, self.cert, self.key))):
-            try:
-                tls.context()
-            except OSError as error:
-                files = " or ".join(str(file) for file in (tls.authorities, tls.certificate, tls.key) if file)
-                odd = isinstance(error, ssl.SSLError)
-                reason = "not a certificate and its key in PEM, or encrypted" if odd else error.strerror
-                raise typer.BadParameter(f"cannot read {files}: {reason}", param_hint=option) from error
-        return Tls(self.cacert, self.insecure, self.cert, self.key)
+        return Endpoint.parse(url, key_of(self.api_key), dict(map(_header, self.header or [])))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ from sm120kit import recipes
 from sm120kit.cli.options import (
     DebianSources,
     Json,
-    RecipeName,
     Sources,
     lockable_names,
     patches_root,
@@ -21,7 +20,7 @@ from sm120kit.cli.options import (
 from sm120kit.core import console
 from sm120kit.core.data_roots import origin, user_repository
 from sm120kit.core.errors import Mismatch
-from sm120kit.recipes import EngineRecipe, EnvironmentTable, FlashInferRecipe, bases, lockfile
+from sm120kit.recipes import bases, lockfile
 from sm120kit.recipes.target import resolve, resolve_each
 from sm120kit.sources.releases import Releases
 from sm120kit.sources.withdrawn import Withdrawals
@@ -43,58 +42,6 @@ def list_(json: Json = False) -> None:
         rows.append((recipe.name, *where, recipe.made_from, " ".join(recipe.archs), " ".join(recipe.groups), recipe.summary))
     own = ["from"] if user_repository() else []
     console.table(("recipe", *own, "made from", "archs", "kernel groups", "summary"), rows)
-
-
-def show(name: RecipeName, json: Json = False) -> None:
-    """Show a recipe.
-
-    With its pins, its kernels or wheels, and its build id if it is locked.
-    """
-    file, recipe = recipes.load_with_path(name)
-    if json:
-        console.json_data(recipe.model_dump(mode="json"))
-        return
-    console.data(f"{recipe.name}: {recipe.summary}")
-    path = recipes.lock_path(file)
-    console.data(f"build id {lockfile.build_id(lockfile.read(path))}\n" if path.is_file() else "not locked\n")
-    if recipe.delivers_image:
-        _show_engine(recipe.require_engine())
-    else:
-        _show_kernels(recipe.require_kernels())
-    if recipe.environment:
-        console.table(("environment", "value"), (("Python", recipe.environment.python), *_environment(recipe.environment)))
-
-
-def _show_kernels(recipe: FlashInferRecipe) -> None:
-    console.table(
-        ("project", "version", "pinned by"),
-        (
-            (project, source.version, " ".join(f"{k}={v}" for k, v in source.model_dump().items() if k != "version"))
-            for project, source in recipe.sources.items()
-        ),
-    )
-    console.table(("module", "generator"), ((name, module.generator) for name, module in recipe.modules.items()))
-    console.table(
-        ("kernel group", "modules", "samples", "summary"),
-        (
-            (name + (" (default)" if name == recipe.default_group else ""), " ".join(g.modules), " ".join(g.samples), g.summary)
-            for name, g in recipe.groups.items()
-        ),
-    )
-
-
-def _show_engine(recipe: EngineRecipe) -> None:
-    console.data(f"state: {recipe.state}; unverified on SM120")
-    console.data(f"FlashInfer from {recipe.flashinfer}, kernel group {recipe.kernels}\n")
-    console.table(("built from source", "reason"), ((part.what, part.reason) for part in recipe.built))
-    console.table(("upstream wheel", "reason"), ((part.what, part.reason) for part in recipe.upstream))
-    if recipe.known_bad:
-        console.table(("excluded", "reason"), ((f"{bad.distribution} {bad.version}", bad.reason) for bad in recipe.known_bad))
-
-
-def _environment(table: EnvironmentTable) -> list[tuple[str, str]]:
-    rows = [("platforms", " ".join(table.platforms)), ("requires", " ".join(table.requires))]
-    return rows + [(f"override {name}", f"{override.version}: {override.reason}") for name, override in table.overrides.items()]
 
 
 def check(

@@ -10,25 +10,20 @@ from urllib.parse import unquote, urlsplit
 
 from sm120kit.core.errors import BadInput
 from sm120kit.core.secrets import REDACTED, SHORTEST, masked, redacted, register, register_header, register_url
-from sm120kit.core.tls import Tls
 
-__all__ = ["PLAIN", "REDACTED", "Endpoint", "is_url", "redacted"]
-
-PLAIN = Tls()
-"""The system's authorities, and no client certificate."""
+__all__ = ["REDACTED", "Endpoint", "is_url", "redacted"]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The root of an HTTP server. ``url`` can be shown and stored; ``query``, ``headers`` and ``tls`` are only for requests."""
+    """The root of an HTTP server. ``url`` can be shown and stored; ``query`` and ``headers`` are only for requests."""
 
     url: str
     query: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls: Tls = field(default=PLAIN, repr=False)
 
     @classmethod
-    def parse(cls, text: str, api_key: str = "", headers: Mapping[str, str] | None = None, tls: Tls = PLAIN) -> Endpoint:
+    def parse(cls, text: str, api_key: str = "", headers: Mapping[str, str] | None = None) -> Endpoint:
         """Separate a URL from its credentials. A trailing ``/v1`` belongs to the API and is removed; HOST:PORT is HTTP.
 
         ``api_key`` is sent as OpenAI-compatible servers expect it: ``Authorization: Bearer``. ``headers`` are sent with it.
@@ -63,7 +58,7 @@ class Endpoint:
             register_header(header, value)
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         root = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/').removesuffix('/v1')}"
-        return cls(root, parts.query, sent, tls)
+        return cls(root, parts.query, sent)
 
     def request_url(self, path: str) -> str:
         """The URL of a request. It contains credentials and must not be shown."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sm120kit import engines
 from sm120kit.core.errors import BadInput, RequirementMissing, ServerFailed
 from sm120kit.core.outside import parse_json, read_found
+from sm120kit.core.tls import certificates
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import Engine
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities
@@ -232,7 +233,7 @@ class ServedModel:
                 content=content,
                 timeout=self._timeout_seconds,
                 trust_env=False,
-                verify=self._server.tls.context(),
+                verify=certificates(),
             ) as response:
                 for part in response.iter_bytes():
                     received += part

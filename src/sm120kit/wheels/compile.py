@@ -228,7 +228,7 @@ def require_memory(what: str, needed_bytes: int, budget_bytes: int | None) -> No
     if needed_bytes > usable:
         raise ResourceUnavailable(
             f"{what} needs about {needed_bytes / 2**30:.1f} GiB to compile; {usable / 2**30:.1f} GiB can be used",
-            "end other programs, raise --memory, or choose a smaller kernel group (sm120kit recipe show RECIPE)",
+            "end other programs, raise --memory, or choose a smaller kernel group (sm120kit recipe list)",
         )
 
 

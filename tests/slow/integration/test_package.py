@@ -163,7 +163,7 @@ def test_sdist_contains_sources_of_wheel(dist: Path) -> None:
     "command",
     [
         ["recipe", "check"],
-        ["recipe", "show", "vllm"],
+        ["recipe", "check", "vllm-0.33.0"],
         ["patch", "check"],
         ["config", "list"],
         ["tiles", "--help"],

@@ -5,7 +5,6 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md, https://d
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import re
 import threading
@@ -21,12 +20,11 @@ from sm120kit.core.errors import RegistryFailed
 from sm120kit.core.outside import integer, mail_date, parse_json
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.secrets import masked, register
+from sm120kit.core.tls import certificates
 from sm120kit.images.distribution.credentials import DOCKER_HUB, Credentials, stored_credentials
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx2
 
 MAX_WAIT_SECONDS = 120
@@ -100,7 +98,7 @@ class Session:
             headers={"User-Agent": f"sm120kit/{__version__}", "Accept-Encoding": "identity"},
             timeout=_TIMEOUT_SECONDS,
             trust_env=not self._loopback,  # no proxy for loopback
-            verify=_certificates(),
+            verify=certificates(),
         )
 
     def close(self) -> None:
@@ -346,14 +344,6 @@ class Session:
         register(credentials.password, credentials.identity_token, credentials.basic.partition(" ")[2])
         register(*(value.partition(" ")[2] for value in self._authorizations.values()))
         return masked(text)
-
-
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """The certificates that are trusted, also those that ``SSL_CERT_FILE`` names. Reading them takes a third of a second."""
-    import httpx2
-
-    return httpx2.create_ssl_context()
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
