@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from sm120kit import probes
 from sm120kit.bench.client import EndedRequest
 from sm120kit.bench.sample import Exchange
 from sm120kit.core.errors import NotFound
-from sm120kit.probes import ProbeVerdict
+from sm120kit.core.urls import Endpoint
+from sm120kit.probes import ProbeVerdict, structured_answers, word_copy
 from sm120kit.probes.answer_text import ANSWER_TEXT
 from sm120kit.probes.cached_prefixes import CACHED_PREFIXES
 from sm120kit.probes.decode_by_prefill import DECODE_BY_PREFILL
@@ -25,6 +26,7 @@ from sm120kit.probes.needles import NEEDLES
 from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import COLOURS, codes, needle
 from sm120kit.probes.probe_records import AnsweredToken, CannotBeJudged, ProbeExchange, RecordedAnswer, ToolCall
+from sm120kit.probes.probe_session import Ask, ProbeSession
 from sm120kit.probes.recorded_answer import answer_of
 from sm120kit.probes.reference_answers import REFERENCE_SERVER
 from sm120kit.probes.repeated_requests import REPEATED_REQUESTS, WAYS
@@ -350,6 +352,20 @@ def test_endless_lists_are_cut() -> None:
         ended(raw=json.dumps({"choices": [{"message": {"content": "a" * 10**6, "tool_calls": calls}}]}).encode())
     )
     assert len(answer.content) == 1 << 16 and len(answer.tool_calls) == 8
+
+
+@pytest.mark.parametrize("probe", [structured_answers, word_copy])
+def test_what_needs_no_log_probabilities_does_not_name_them(probe: Any) -> None:
+    """llama.cpp refuses ``top_logprobs`` beside ``"logprobs": false``."""
+    asked: list[Ask] = []
+
+    class Asked(ProbeSession):
+        def send(self, asks: Iterable[Ask], **options: Any) -> list[RecordedAnswer]:
+            asked.extend(asks)
+            return []
+
+    probe.ask(Asked(Endpoint.parse("http://127.0.0.1:1"), "m", "seed", 0.0))
+    assert asked and not any(name in ask.body for ask in asked for name in ("logprobs", "top_logprobs"))
 
 
 def test_probes_are_selected_by_name() -> None:

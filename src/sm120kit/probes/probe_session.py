@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sm120kit.bench import client
@@ -21,6 +21,8 @@ REQUEST_SECONDS, REQUEST_BYTES = 40.0, 8 << 20
 """Limits of an answer."""
 TOP = 5
 """Most likely tokens that are requested at each position; the most that OpenAI's protocol for completions allows."""
+LISTED = ("logprobs", "top_logprobs")
+"""Keys of a chat request that ask for log-probabilities."""
 SHORT, LONG = 16, 32
 """Tokens of an answer of a slow and of a fast server."""
 PREFILL_SECONDS = 4.0
@@ -91,9 +93,11 @@ class ProbeSession:
             raise CannotBeJudged("the time limit was reached before all requests were answered")
         return left
 
-    def chat(self, label: str, question: str, tokens: int = 0, **more: Any) -> Ask:
-        """A question in a chat, answered greedily."""
-        return self.talk(label, [{"role": "user", "content": question}], tokens, **more)
+    def chat(self, label: str, question: str, tokens: int = 0, *, listed: bool = True, **more: Any) -> Ask:
+        """A question in a chat, answered greedily; ``listed`` asks for log-probabilities, if the server lists them."""
+        asked = self.talk(label, [{"role": "user", "content": question}], tokens, **more)
+        # llama.cpp refuses top_logprobs beside "logprobs": false.
+        return asked if listed else replace(asked, body={k: v for k, v in asked.body.items() if k not in LISTED})
 
     def talk(self, label: str, messages: list[dict[str, Any]], tokens: int = 0, **more: Any) -> Ask:
         """A chat, continued greedily."""

@@ -22,7 +22,7 @@ def ask(session: ProbeSession) -> None:
                 f"{name}/{row}",
                 f"{REQUEST} {' '.join(words(count, f'{session.seed}/{name}/{row}'))}",
                 3 * count,
-                logprobs=False,
+                listed=False,
             )
             for row in range(rows)
         )
