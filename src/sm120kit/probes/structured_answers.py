@@ -34,7 +34,7 @@ LEFT_IN_TEXT = re.compile(
 
 def ask(session: ProbeSession) -> None:
     """Ask for the weather with a tool, and for a city in a schema."""
-    tools = {"tools": [TOOL], "tool_choice": "auto", "listed": False}
+    tools: dict[str, Any] = {"tools": [TOOL], "tool_choice": "auto", "listed": False}
     question = "What is the weather in Paris now? Use the tool."
     session.send(session.chat(f"tool/{way}", question, TOKENS, stream=way == "stream", **tools) for way in ("whole", "stream"))
     form = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}

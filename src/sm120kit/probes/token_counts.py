@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import PASSAGE, QUESTIONS
@@ -33,7 +34,7 @@ def ask(session: ProbeSession) -> None:
     session.send([session.chat("chat", PASSAGE, 1)])
     turns = [{"role": role, "content": PASSAGE} for role in ("user", "assistant", "user")]
     session.send([session.talk("three messages", turns, 1)])
-    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    streamed: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     session.send([session.chat("whole", QUESTIONS[0], SHORT), session.chat("stream", QUESTIONS[0], SHORT, **streamed)])
 
 
