@@ -142,6 +142,8 @@ def registry_server() -> Iterator[RegistryServer]:
         state.address = f"127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
         thread.start()
-        yield state
-        server.shutdown()
-        thread.join()
+        try:
+            yield state
+        finally:
+            server.shutdown()
+            thread.join()

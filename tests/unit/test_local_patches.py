@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -300,38 +296,3 @@ def test_patch_and_image_are_not_both_given(monkeypatch: pytest.MonkeyPatch, tmp
     words = ["--patch", "x.patch", "--image", "y", "--state", str(tmp_path / "state")]
     result = CliRunner().invoke(app, ["serve", "gpt-oss-20b-1x-rtx-pro-6000", *words])
     assert result.exit_code == 2 and "--patch" in result.output
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from sm120kit.core.workspace import Workspace
-from sm120kit.patches.local import read_local
-from sm120kit.recipes.target import resolve, with_local
-from sm120kit.sources import Origin
-from sm120kit.sources.run_options import Options
-from sm120kit.wheels.overlay import build_overlay
-
-options = Options(Workspace.open(Path(sys.argv[1])), Origin(sys.argv[2], offline=True))
-print("started", flush=True)
-target = with_local(resolve("vllm-7.0", options), read_local([Path(sys.argv[3])], options.origin))
-print(build_overlay(target, target.engine_tree).artifacts.wheel.sha256)
-"""
-
-
-def test_build_that_is_killed_leaves_nothing_half_done(site: Site) -> None:
-    """At several times; the next run makes the same wheel, also of the same state directory."""
-    patch = site.diff("mine.diff", LAYERS, 25)
-    argv = [sys.executable, "-c", PROGRAM, str(site.root / "fresh"), str(site.mirror), str(patch)]
-    began = time.monotonic()
-    expected = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[-1]
-    whole = time.monotonic() - began
-    argv[3] = str(site.root / "killed")
-    for part in (0.2, 0.4, 0.6, 0.8, 0.9):
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            time.sleep(part * whole)
-            process.send_signal(signal.SIGKILL)
-        for wheel in (site.root / "killed").glob("build/*/*/*.whl"):
-            assert wheel.with_name("artifacts.json").is_file() and file_sha256(wheel) == expected
-    last = subprocess.run(argv, capture_output=True, text=True)
-    assert last.returncode == 0 and last.stdout.split()[-1] == expected, last.stderr
