@@ -23,7 +23,7 @@ import pytest
 import synthetic_hosts
 
 from sm120kit import serving
-from sm120kit.core.errors import NotVerified, ResourceUnavailable, ServerFailed
+from sm120kit.core.errors import NotFound, ResourceUnavailable, ServerFailed
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts.facts import LaunchedContainer, probe
 from sm120kit.images.image_records import Image, VerifiedImage
@@ -415,7 +415,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         docker("kill", "launched")
         wait_until(lambda: docker("ps", "--all", "--quiet") == "")
 
-        with pytest.raises(NotVerified, match="is not an image that passed its checks"):
+        with pytest.raises(NotFound, match=image):  # the daemon has it, the state directory does not
             root = synthetic_hosts.build("turin-8", tmp_path / "host")
             resolve(configuration, image, source, ServerLocation(service.port), options.workspace, root=root, planned=True)
         with pytest.raises(ServerFailed) as caught:
