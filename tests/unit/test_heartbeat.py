@@ -37,7 +37,7 @@ BODIES = {
     "transfer": (
         "    with console.progress(transfer=True) as display:\n"
         "        display.advance(display.add_task('wheel', total=3e9), 1e9)\n        pause()",
-        ["wheel: 1,000 of 3,000 MB, "],
+        ["wheel: 1,000 of 3,000 MB at ", " MB/s, "],
     ),
     "wait": ("    with console.working('inspecting'): pause()", ["inspecting: "]),
     "status": ("    with console.status() as show:\n        show('starting')\n        pause()", ["starting\n"]),

@@ -289,7 +289,8 @@ def task(description: str, total: int | None, *, transfer: bool = False) -> Iter
 def _state(task: Task, transfer: bool) -> str:
     unit, name = (1e6, " MB") if transfer else (1, "")
     of = "" if task.total is None else f" of {task.total / unit:,.0f}"
-    return f"{task.description}: {task.completed / unit:,.0f}{of}{name}, {task.elapsed or 0:.0f} s"
+    rate = f" at {task.completed / unit / task.elapsed:,.1f} MB/s" if transfer and task.elapsed else ""
+    return f"{task.description}: {task.completed / unit:,.0f}{of}{name}{rate}, {task.elapsed or 0:.0f} s"
 
 
 @contextmanager
