@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sm120kit.sources.run_options import Options
     from sm120kit.sources.source_records import DebianPackage
 
-BASES = {("x86_64", "aarch64"): "cross-aarch64"}
-"""Locked packages by this machine and the other one."""
+BASES = {("x86_64", "aarch64"): ("cross-aarch64", "emulator-aarch64")}
+"""The bases with a compiler and an emulator, by this machine and the other one."""
 
 _BYTES_PER_PACKED = 8
 _C_LIBRARY = "libc6"
@@ -52,7 +52,7 @@ class CrossTools:
     @property
     def emulator(self) -> Path:
         """The program that runs those of the machine, statically linked."""
-        return self.root / "usr" / "bin" / f"qemu-{self.machine}-static"
+        return self.root / "usr" / "bin" / f"qemu-{self.machine}"
 
     @property
     def emulation(self) -> tuple[str, ...]:
@@ -92,16 +92,17 @@ def cross_tools(machine: str, options: Options) -> CrossTools:
     own = platform.machine()
     if not is_supported(machine):
         raise RequirementMissing(f"nothing is compiled for {machine} on {own}", f"build on a machine that is {machine}")
-    base = bases.load(BASES[own, machine])
-    packages, workspace = bases.read_lock(base.name, own), options.workspace
-    directory = workspace.cache / "toolchains" / _directory_name(base, packages)
+    tools, workspace = _locked(own, machine), options.workspace
+    directory = workspace.cache / "toolchains" / _directory_name(tools)
     with workspace.exclusive(f"toolchain-{directory.name}"):
         if not directory.is_dir():
-            require_disk(workspace.root, _BYTES_PER_PACKED * sum(one.size for one in packages), f"the tools for {machine}")
+            packed = sum(package.size for packages in tools.values() for package in packages)
+            require_disk(workspace.root, _BYTES_PER_PACKED * packed, f"the tools for {machine}")
             with publish_directory(directory) as root:
-                for package, deb in zip(packages, debian.fetch(packages, workspace, options.origin), strict=True):
-                    if package.name != _C_LIBRARY:
-                        _unpack(deb, root, base)
+                for base, packages in tools.items():
+                    for package, deb in zip(packages, debian.fetch(packages, workspace, options.origin), strict=True):
+                        if package.name != _C_LIBRARY:
+                            _unpack(deb, root, bases.load(base))
                 script = root / "c++"
                 script.write_text(_COMPILER.format(host=own, machine=machine))
                 script.chmod(0o755)
@@ -111,15 +112,16 @@ def cross_tools(machine: str, options: Options) -> CrossTools:
 
 def directory_names() -> frozenset[str]:
     """The names of the directories in ``cache/toolchains`` with the locked tools."""
-    return frozenset(
-        _directory_name(base, bases.read_lock(base.name, own))
-        for (own, _), name in BASES.items()
-        for base in [bases.load(name)]
-    )
+    return frozenset(_directory_name(_locked(*machines)) for machines in BASES)
 
 
-def _directory_name(base: bases.Base, packages: tuple[DebianPackage, ...]) -> str:
-    return digest_of([_COMPILER, base.inputs(), packages])
+def _locked(own: str, machine: str) -> dict[str, tuple[DebianPackage, ...]]:
+    """The locked packages by base."""
+    return {base: bases.read_lock(base, own) for base in BASES[own, machine]}
+
+
+def _directory_name(tools: dict[str, tuple[DebianPackage, ...]]) -> str:
+    return digest_of([_COMPILER, [bases.load(base).inputs() for base in tools], [*tools.values()]])
 
 
 def _unpack(deb: Path, root: Path, base: bases.Base) -> None:

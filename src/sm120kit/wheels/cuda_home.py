@@ -21,6 +21,9 @@ for argument do
 done
 LD_PRELOAD="${here}cuda/bin/steady.so" exec '%s' "$@"
 """
+HOST_COMPILER = "host-c++"
+"""The host compiler's name in ``bin``: a path that is the same in every build."""
+
 STEADY = """
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -51,6 +54,7 @@ def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
         relink(cuda / name, home / name)
     relink_programs(cuda / "bin", home / "bin")
     _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++", host_compiler()[0])
+    relink(cuda / "bin" / HOST_COMPILER, Path(toolchain.host_compiler))
     libraries = cuda / "lib64"
     libraries.mkdir(parents=True, exist_ok=True)
     for source in (toolchain.libraries,) if toolchain.libraries else (home / "lib64", home / "lib"):

@@ -17,7 +17,7 @@ from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.recipes.locked_toolchain import TvmFfi
 from sm120kit.wheels.build_records import Generated
-from sm120kit.wheels.cuda_home import link_toolchain, relink
+from sm120kit.wheels.cuda_home import HOST_COMPILER, link_toolchain, relink
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def run_generators(
     from pydantic import TypeAdapter, ValidationError
 
     _link_data(tree)
-    cuda, jit = link_toolchain(work / "cuda", toolchain), work / "jit"
+    cuda, jit, host = link_toolchain(work / "cuda", toolchain), work / "jit", toolchain.host_compiler
     jit.mkdir(exist_ok=True)
     env = {
         "FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in sorted(archs)),
@@ -94,7 +94,8 @@ def run_generators(
         # Symbol tables name nvcc's temporary files, and a build id would hash them.
         "FLASHINFER_EXTRA_LDFLAGS": "-Wl,-s -Wl,--build-id=none",
         "CUDA_HOME": str(cuda),
-        "CXX": toolchain.host_compiler,
+        # For another machine nvcc is told which compiler, by a path in the work directory.
+        **(dict.fromkeys(("CC", "CXX"), str(cuda / "bin" / HOST_COMPILER)) if toolchain.emulator else {"CXX": host}),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
     }
