@@ -25,7 +25,7 @@ HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
 
 @dataclass(frozen=True)
-class Selection:
+class EntrySelection:
     """Which entries are removed."""
 
     older: Annotated[
@@ -47,7 +47,7 @@ def cache(
     clean: Annotated[bool, typer.Option("--clean", help="Remove entries.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --clean: list the entries; remove nothing.")] = False,
     *,
-    selection: Selection,
+    selection: EntrySelection,
     sources: Sources,
     json: Json = False,
 ) -> None:
@@ -63,7 +63,7 @@ def cache(
     workspace = Workspace.at(sources.state)
     if clean:
         _clean(workspace, kinds or [], selection, dry_run=dry_run, json=json)
-    elif kinds or dry_run or selection != Selection():
+    elif kinds or dry_run or selection != EntrySelection():
         raise typer.BadParameter("KIND, --dry-run, --older, --all and --recipe require --clean")
     else:
         _show_usage(workspace, json=json)
@@ -106,7 +106,7 @@ def _show_usage(workspace: Workspace, *, json: bool) -> None:
     console.data(f"{size(total)} in {workspace.root}")
 
 
-def _clean(workspace: Workspace, kinds: list[str], selection: Selection, *, dry_run: bool, json: bool) -> None:
+def _clean(workspace: Workspace, kinds: list[str], selection: EntrySelection, *, dry_run: bool, json: bool) -> None:
     chosen, seconds = _chosen(kinds, selection.older, selection.everything)
     if chosen and selection.recipes:
         raise typer.BadParameter("it is for unreferenced entries: leave out KIND, --older and --all", param_hint="--recipe")
