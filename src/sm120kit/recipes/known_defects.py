@@ -47,7 +47,7 @@ class KnownDefect(Strict):
         return "; ".join(filter(None, (self.symptom, self.remedy, mended, self.source)))
 
 
-class _File(Strict):
+class _DefectsFile(Strict):
     defect: Annotated[tuple[KnownDefect, ...], Field(strict=False)]
 
 
@@ -58,7 +58,7 @@ def every() -> tuple[KnownDefect, ...]:
         BadInput: the file is not well-formed.
     """
     path = data_root() / "recipes" / "known_defects.toml"
-    return validate(_File, read_toml(path), path).defect
+    return validate(_DefectsFile, read_toml(path), path).defect
 
 
 def of(configuration: Configuration, model_type: str, quantization: str) -> tuple[KnownDefect, ...]:
