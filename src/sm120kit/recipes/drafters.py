@@ -36,7 +36,7 @@ class Drafter(Strict):
         return f"{self.repository}: {self.method}, {self.draft_tokens} draft tokens; {self.source}"
 
 
-class _File(Strict):
+class _DraftersFile(Strict):
     drafter: Annotated[tuple[Drafter, ...], Field(strict=False)]
 
 
@@ -47,7 +47,7 @@ def every() -> tuple[Drafter, ...]:
         BadInput: the file is not well-formed.
     """
     path = data_root() / "recipes" / "drafters.toml"
-    return validate(_File, read_toml(path), path).drafter
+    return validate(_DraftersFile, read_toml(path), path).drafter
 
 
 def of(repository: str, recipe: EngineRecipe) -> tuple[Drafter, ...]:
