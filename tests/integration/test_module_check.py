@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit.core.records import Toolchain
 from sm120kit.wheels.build_records import Module
 from sm120kit.wheels.check import tvm_ffi_loader
 
+TOOLS = Toolchain(Path(), "", "c++", "")
 SOURCE = """
 extern "C" int contained(int);
 extern "C" int tile_of_32(int);
@@ -39,7 +41,7 @@ def test_only_functions_that_the_recipe_names_may_be_undefined(
     ffi = link(tmp_path, "ffi", 'extern "C" int contained(int tile) { return tile; }')
     link(tmp_path, "module", SOURCE)
     module = Module("module", "module.so", (), True, (), undefined)
-    problems = tvm_ffi_loader(ffi, tmp_path)(module)
+    problems = tvm_ffi_loader(ffi, tmp_path, TOOLS)(module)
     assert (problem in problems[0]) if problem else problems == ()
 
 
@@ -47,4 +49,4 @@ def test_a_function_of_no_library_is_a_problem_beside_one_that_may_be_undefined(
     ffi = link(tmp_path, "ffi", "int unrelated;")
     link(tmp_path, "module", SOURCE)
     module = Module("module", "module.so", (), True, (), ("tile_of_32",))
-    assert tvm_ffi_loader(ffi, tmp_path)(module) == ("does not load: undefined symbol: contained",)
+    assert tvm_ffi_loader(ffi, tmp_path, TOOLS)(module) == ("does not load: undefined symbol: contained",)

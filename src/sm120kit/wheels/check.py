@@ -101,6 +101,7 @@ def tvm_ffi_loader(library: Path, work: Path, tools: Toolchain) -> Callable[[Mod
     names = ("stubs/libcuda.so", "libcudart.so", "libnvrtc.so", "libcublasLt.so", "libcublas.so")
     libraries = [work / "cuda" / "lib64" / name for name in names]
     loader = work / "cuda" / "load"
+    loader.parent.mkdir(exist_ok=True)
     process.run([tools.host_compiler, "-x", "c", "-", "-w", "-o", loader, "-ldl"], stdin=LOADER.encode())
 
     def problems(module: Module) -> tuple[str, ...]:

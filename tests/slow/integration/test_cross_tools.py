@@ -46,7 +46,6 @@ def test_program_for_another_machine_is_compiled_and_run(tools: CrossTools, tmp_
 def test_module_for_another_machine_is_loaded_by_the_emulator(
     body: str, problem: str, tools: CrossTools, tmp_path: Path
 ) -> None:
-    (tmp_path / "cuda" / "lib64").mkdir(parents=True)
     library = compiled(tools, "int other() { return 1; }", tmp_path / "other.so", "-shared", "-fPIC")
     compiled(tools, f"int absent(); int call() {{ {body} }}", tmp_path / "module.so", "-shared", "-fPIC")
     toolchain = replace(Toolchain(Path(), "", str(tools.compiler), ""), machine="aarch64", emulator=tools.emulation)
