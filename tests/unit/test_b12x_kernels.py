@@ -17,7 +17,8 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import CommandFailed
 from sm120kit.images import b12x, checks
-from sm120kit.images.image_records import CheckResult, Image, ImageStore
+from sm120kit.images.image_records import CheckResult, Image
+from sm120kit.images.local_images import LocalImages
 from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
 
 CUBIN = Path(__file__).parent / "data" / "cubin" / "sm_120a.cubin"
@@ -65,7 +66,7 @@ class OneImage:
 
     def check(self, directory: Path) -> str:
         image = cast(Image, SimpleNamespace(id="sha256:0"))
-        check, facts = checks._b12x_code(image, cast(ImageStore, self), directory)
+        check, facts = checks._b12x_code(image, cast(LocalImages, self), directory)
         assert check.verdict is CheckResult.FAILED and not facts
         return check.detail
 

@@ -66,6 +66,6 @@ def named(drafter: str, repository: str, recipe: EngineRecipe) -> Drafter:
         return known[drafter]
     option = recipe.served_by.draft_arguments("METHOD", "REPO", 3)
     raise NotFound(
-        f"{drafter[:200]!r} is no known drafter of {repository} with {recipe.name}{did_you_mean(drafter, known)}",
+        f"{drafter!r} is no known drafter of {repository} with {recipe.name}{did_you_mean(drafter, known)}",
         f"known: {', '.join(known) or 'none'}; for another one, give the engine's own option: -- {' '.join(option)}",
     )

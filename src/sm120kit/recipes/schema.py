@@ -538,6 +538,8 @@ class EngineRecipe(Strict):
     delivers_image: ClassVar[bool] = True
     groups: ClassVar[dict[str, GroupTable]] = {}
     """Of kernels: those of its FlashInfer recipe."""
+    sources: ClassVar[dict[str, Source]] = {}
+    """Those of its FlashInfer recipe; its own is ``source``."""
 
     @field_validator("patched")
     @classmethod

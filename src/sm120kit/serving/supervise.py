@@ -115,8 +115,11 @@ def serve(
                 ending = Ending.STOPPED
                 break
             if healthy_after is None:
-                progress(seconds, tail.last_line())
-                if _is_healthy(server.url) and child.poll() is None:
+                healthy = _is_healthy(server.url)
+                progress(
+                    seconds, tail.last_line()
+                )  # after it: what is required of the running server is required of a healthy one
+                if healthy and child.poll() is None:
                     healthy_after = time.monotonic() - started
                     on_healthy(healthy_after)
                     if work is not None:

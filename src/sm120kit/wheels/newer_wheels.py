@@ -13,7 +13,7 @@ from packaging.version import Version
 from sm120kit import recipes
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch
-from sm120kit.recipes import FlashInferRecipe, lockfile
+from sm120kit.recipes import lockfile
 from sm120kit.recipes.drafts import distribution
 from sm120kit.sources.index import ListedFile
 from sm120kit.sources.releases import Releases
@@ -71,7 +71,7 @@ def _pinned_by(recipe: str) -> Iterator[tuple[str, str]]:
     except BadInput as error:
         reporting.warn(error.message)
         return
-    if isinstance(loaded, FlashInferRecipe) and CUTLASS in loaded.sources:
+    if CUTLASS in loaded.sources:
         yield CUTLASS, loaded.sources[CUTLASS].version
     if loaded.environment:
         for requirement in loaded.environment.requires:
