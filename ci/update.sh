@@ -47,14 +47,8 @@ END
     fi
     section "$engine $version" < "$scratch/made" >> "$directory/body.md"
   done < "$scratch/newer"
-  while read -r engine _ newest; do echo "$engine $newest"; done < "$scratch/newer" | sort -u | while read -r engine newest; do
-    projects=$engine
-    [ "$engine" != flashinfer ] || projects="cutlass flashinfer"
-    for project in $projects; do
-      [ ! -e "$data/patches/$project/series" ] || sm120kit patch drift "$project" --since "$newest" < /dev/null || true
-    done
-  done | section "Patches on these releases" >> "$directory/body.md"
   if [ -s "$directory/releases" ]; then
+    { xargs sm120kit patch status < "$directory/releases" || true; } | section "Patches on these releases" >> "$directory/body.md"
     sm120kit recipe check > "$scratch/check"
     xargs sm120kit recipe lock --check < "$directory/releases" >> "$scratch/check"
     mkdir -p "$directory/engines"

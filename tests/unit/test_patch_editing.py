@@ -550,105 +550,17 @@ def test_change_moved_to_an_identical_block_is_exported(patch_dir: PatchDirector
     assert text_at(again, BUILDER) == third
 
 
-OWN = f"{CUTLASS}/include/sm120kit"
-
-
-def test_edited_headers_are_exported_to_the_overrides(patch_dir: PatchDirectory, tmp_path: Path) -> None:
-    """Changed, new and removed headers, together with a new patch; the commits may lie anywhere in the series."""
+def test_commit_of_an_own_header_is_refused(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """Headers of cutlass_overrides are changed there: a patch of one would not apply above it."""
     two_projects(patch_dir)
-    overrides = patch_dir.overrides / "include/sm120kit"
-    (overrides / "old.hpp").write_text("old\n")
-    clone = tmp_path / "clone"
-    tree = edited(patch_dir, clone)
-    before = contents(patch_dir.root)
-    git_in(clone, "rm", "-q", f"{OWN}/old.hpp")
-    commit_change(clone, f"{OWN}/sf.hpp", "#pragma once\nint a;\n", "any message")
-    text = changed(changed(KERNEL, 3, "three\n"), 20, "mine\n")
-    commit_change(clone, LAUNCHER, text, message("launcher: mine"))
-    commit_change(clone, f"{OWN}/detail/new.hpp", "new\n", "more")
-    wrote = export_edits(clone, tree.checkout, patch_dir.root)
-    assert {path.name for path in wrote} == {"sf.hpp", "old.hpp", "new.hpp", "launcher-mine.patch", "series"}
-    assert (overrides / "sf.hpp").read_text() == "#pragma once\nint a;\n"
-    assert (overrides / "detail/new.hpp").read_text() == "new\n"
-    assert not (overrides / "old.hpp").exists()
-    assert before.items() - contents(patch_dir.root).items() == {("flashinfer/series", "third\n")}
-    again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
-    assert (text_at(again, LAUNCHER), text_at(again, f"{OWN}/sf.hpp")) == (text, "#pragma once\nint a;\n")
-    assert export_edits(clone, tree.checkout, patch_dir.root) == []
-    commit_change(clone, f"{OWN}/sf.hpp", "#pragma once\nint b;\n", "again")
-    assert [path.name for path in export_edits(clone, tree.checkout, patch_dir.root)] == ["sf.hpp"]
-    git_in(clone, "commit", "-q", "--amend", "-m", "another message")
-    assert export_edits(clone, tree.checkout, patch_dir.root) == []
-
-
-def test_commit_of_headers_and_other_files_is_refused(patch_dir: PatchDirectory, tmp_path: Path) -> None:
-    two_projects(patch_dir)
-    clone = tmp_path / "clone"
-    tree = edited(patch_dir, clone)
-    before = contents(patch_dir.root) | contents(patch_dir.overrides)
-    (clone / BUILDER).write_text(changed((clone / BUILDER).read_text(), 20, "mine\n"))
-    git_in(clone, "add", BUILDER)
-    commit_change(clone, f"{OWN}/sf.hpp", "x\n", message("mixed", "cutlass", "==4.2.1"))
-    with pytest.raises(BadInput, match=r"changes headers of cutlass_overrides, such as .*sf\.hpp, and files") as error:
+    tree, clone, before = edited(patch_dir, tmp_path / "clone"), tmp_path / "clone", contents(patch_dir.root)
+    (clone / f"{CUTLASS}/include/sm120kit").mkdir(parents=True, exist_ok=True)
+    (clone / f"{CUTLASS}/include/sm120kit/more.hpp").write_text("#pragma once\n")
+    git_in(clone, "add", "--all")
+    git_in(clone, "commit", "-qm", "overrides: more")
+    with pytest.raises(BadInput, match="a header of cutlass_overrides"):
         export_edits(clone, tree.checkout, patch_dir.root)
-    assert "split it" in error.value.hint
-    assert contents(patch_dir.root) | contents(patch_dir.overrides) == before
-
-
-def test_header_that_was_changed_meanwhile_is_not_replaced(patch_dir: PatchDirectory, tmp_path: Path) -> None:
-    two_projects(patch_dir)
-    clone, header = tmp_path / "clone", patch_dir.overrides / "include/sm120kit/sf.hpp"
-    tree = edited(patch_dir, clone)
-    header.write_text("theirs\n")
-    assert export_edits(clone, tree.checkout, patch_dir.root) == []
-    commit_change(clone, f"{OWN}/sf.hpp", "ours\n", "ours")
-    with pytest.raises(Mismatch, match=r"sf\.hpp was changed since the directory was made") as error:
-        export_edits(clone, tree.checkout, patch_dir.root)
-    assert error.value.hint and header.read_text() == "theirs\n"
-    header.write_text("ours\n")
-    assert export_edits(clone, tree.checkout, patch_dir.root) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [(".hidden.hpp", "hidden"), ("link.hpp", "of mode 120000"), ("run.hpp", "of mode 100755")]
-)
-def test_unusual_headers_are_refused(patch_dir: PatchDirectory, tmp_path: Path, name: str, kind: str) -> None:
-    two_projects(patch_dir)
-    clone = tmp_path / "clone"
-    tree = edited(patch_dir, clone)
-    file = clone / OWN / name
-    if "link" in name:
-        file.symlink_to("/etc/passwd")
-    else:
-        file.write_text("x\n")
-        file.chmod(0o755 if "run" in name else 0o644)
-    git_in(clone, "add", "-A")
-    git_in(clone, "commit", "-q", "-m", "x")
-    with pytest.raises(BadInput, match=f"{name} is {kind}"):
-        export_edits(clone, tree.checkout, patch_dir.root)
-
-
-def test_headers_and_patches_are_written_together(
-    patch_dir: PatchDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two_projects(patch_dir)
-    clone = tmp_path / "clone"
-    tree = edited(patch_dir, clone)
-    commit_change(clone, f"{OWN}/sf.hpp", "ours\n", "ours")
-    commit_change(clone, f"{CUTLASS}/include/fine.h", "fine\n", message("fine", "cutlass", "==4.2.1"))
-    before = contents(patch_dir.root) | contents(patch_dir.overrides)
-    real = Path.replace
-
-    def failing(path: Path, target: Path) -> Path:
-        if target.name == "sf.hpp" and "ours" in path.read_text():
-            raise OSError(5, "Input/output error")
-        return real(path, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", failing)
-        with pytest.raises(OSError, match="Input/output error"):
-            export_edits(clone, tree.checkout, patch_dir.root)
-    assert contents(patch_dir.root) | contents(patch_dir.overrides) == before
+    assert contents(patch_dir.root) == before
 
 
 def test_commit_that_another_patch_requires_is_not_dropped(patch_dir: PatchDirectory, tmp_path: Path) -> None:

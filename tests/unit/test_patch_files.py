@@ -1,4 +1,4 @@
-"""Single patch files: imported from anybody's diff, shown, removed and renamed, without losing anything else."""
+"""Single patch files: imported from anybody's diff, shown and removed, without losing anything else."""
 
 from __future__ import annotations
 
@@ -567,13 +567,6 @@ def test_required_patch_comes_first_in_a_series(patch_dir: PatchDirectory) -> No
     assert [p.text for p in patches.lint(patch_dir.root)] == ["it requires cutlass/second, which comes later in the series"]
 
 
-def test_rename_changes_trailers_that_name_the_patch(patch_dir: PatchDirectory) -> None:
-    requiring(patch_dir, b"Requires: cutlass/first, cutlass/second")
-    patches.rename(patches.find(patch_dir.root, "first"), "count", patch_dir.root)
-    assert patches.find(patch_dir.root, "tiles").requires == ("cutlass/count", "cutlass/second")
-    assert patches.lint(patch_dir.root) == []
-
-
 def test_drop_keeps_a_proof_that_another_patch_names(patch_dir: PatchDirectory) -> None:
     proof = proof_of(patch_dir, "cutlass/second")
     first = patch_dir.root / "cutlass/first.patch"
@@ -584,61 +577,6 @@ def test_drop_keeps_a_proof_that_another_patch_names(patch_dir: PatchDirectory) 
     assert proof.exists()
 
 
-def test_rename(patch_dir: PatchDirectory, tree: PatchedTree) -> None:
-    """File, series, proof and trailers; the same tree results, and files that name the patch are listed."""
-    repository_around(patch_dir)
-    proof = proof_of(patch_dir, "cutlass/second")
-    series = patch_dir.root / "cutlass/series"
-    series.write_text("first\n# why\nsecond # second of two\n")
-    second = patches.find(patch_dir.root, "second")
-    wrote = patches.rename(second, "more-lines", patch_dir.root)
-    assert {path.name for path in wrote} == {
-        *("second.patch", "more-lines.patch", "series", proof.name, "more-lines.json"),
-    }
-    assert series.read_text() == "first\n# why\nmore-lines # second of two\n"
-    renamed = patches.find(patch_dir.root, "more-lines")
-    assert renamed.diff == second.diff
-    assert renamed.trailer("Evidence") == f"{evidence.PROOFS}/cutlass/more-lines.json, tests/unit/test_patches.py"
-    stored = json.loads((proof.with_name("more-lines.json")).read_text())["proofs"]
-    assert [each["patch"] for each in stored] == ["cutlass/more-lines"] * 2
-    assert not proof.exists()
-    assert patches.lint(patch_dir.root) == []
-    again = patches.apply(tree.checkout, inside(), patch_dir.root, patch_dir.overrides)
-    assert again.tree == tree.tree
-    mentions = [(m.file.relative_to(patch_dir.path), m.line, m.count) for m in patches.mentions(second, patch_dir.path)]
-    assert mentions == [(Path("patches/cutlass/series"), 3, 1), (Path("tests/unit/test_patches.py"), 1, 2)]
-
-
-def test_rename_takes_variants_along(patch_dir: PatchDirectory) -> None:
-    variant = patch_text(patch_dir.edit(BUILDER, 20, "x\n"), versions=">=4.5")
-    patch_dir.put("first--4.5", variant)
-    patches.rename(patches.find(patch_dir.root, "first"), "count", patch_dir.root)
-    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["count", "second", "count--4.5"]
-    patches.rename(patches.find(patch_dir.root, "count--4.5"), "count--new", patch_dir.root)
-    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["count", "second", "count--new"]
-
-
-def test_refused_names_change_nothing(patch_dir: PatchDirectory) -> None:
-    proof = proof_of(patch_dir, "cutlass/second")
-    proof.with_name("free.json").write_text("{}")
-    before = contents(patch_dir.root)
-    second = patches.find(patch_dir.root, "second")
-    for slug, error in {
-        "first": AlreadyExists,
-        "second": AlreadyExists,
-        "free": AlreadyExists,
-        "a/b": BadInput,
-        "": BadInput,
-        "x" * 200: BadInput,
-        "first--of-all": BadInput,
-    }.items():
-        with pytest.raises(error):
-            patches.rename(second, slug, patch_dir.root)
-        assert contents(patch_dir.root) == before, slug
-    with pytest.raises(NotFound, match="no series has a patch 'secondly'"):
-        patches.find(patch_dir.root, "secondly")
-
-
 def test_commands(patch_dir: PatchDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     from sm120kit.cli import app
 
@@ -647,11 +585,11 @@ def test_commands(patch_dir: PatchDirectory, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SM120KIT_STATE", str(patch_dir.path / "state"))
     (patch_dir.path / "recipes/engines").mkdir(parents=True)
     runner = CliRunner()
-    result = runner.invoke(app, ["patch", "rename", "second", "more", "--json"])
-    assert json.loads(result.stdout)["mentions"][0]["count"] == 2
+    result = runner.invoke(app, ["patch", "drop", "secondly"])
+    assert isinstance(result.exception, NotFound)
     result = runner.invoke(app, ["patch", "drop", "first"])
     assert "removed " in result.stdout and "wrote " in result.stdout
-    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["more"]
+    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["second"]
 
 
 def test_repository_of_a_tree_stays_as_it_is(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:

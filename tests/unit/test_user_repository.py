@@ -300,19 +300,17 @@ def test_built_in_patch_is_not_removed(own: Path, built_in: PatchDirectory, tmp_
     git_in(tmp_path / "clone", "reset", "-q", "--hard", "HEAD^")
     with pytest.raises(BadInput, match="flashinfer/third"):
         export_edits(tmp_path / "clone", checkout, own / "patches")
-    for command in (["drop", "first"], ["rename", "first", "count"]):
-        result = sm120kit("patch", *command)
-        assert isinstance(result.exception, Sm120kitError), result.output
+    result = sm120kit("patch", "drop", "first")
+    assert isinstance(result.exception, Sm120kitError), result.output
     assert files(built_in.path) == before and not [*(own / "patches").glob("*/*")]
 
 
-def test_own_patch_is_renamed_and_dropped(own: Path, built_in: PatchDirectory, tmp_path: Path) -> None:
+def test_own_patch_is_dropped(own: Path, built_in: PatchDirectory, tmp_path: Path) -> None:
     before = files(built_in.path)
     put(own, "local", own_patch(tmp_path))
     root = own / "patches"
-    patches.rename(patches.find(root, "local"), "renamed", root)
-    assert [patch.slug for patch in patches.load(root, "cutlass")] == ["first", "second", "renamed"]
-    patches.drop(patches.find(root, "renamed"), root, {})
+    assert [patch.slug for patch in patches.load(root, "cutlass")] == ["first", "second", "local"]
+    patches.drop(patches.find(root, "local"), root, {})
     assert [patch.slug for patch in patches.load(root, "cutlass")] == ["first", "second"]
     assert files(built_in.path) == before
 

@@ -7,12 +7,10 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from sm120kit.core import reporting
-from sm120kit.core.workspace import Workspace
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.releases import Releases
 from sm120kit.sources.source_records import GitPin, LockedWheel, SdistPin
@@ -20,11 +18,6 @@ from sm120kit.sources.withdrawn import Withdrawals
 
 SHA = "a" * 64
 JSON = "application/vnd.pypi.simple.v1+json"
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace.open(tmp_path / "state")
 
 
 def wheel(name: str = "demo", version: str = "1.0") -> LockedWheel:
@@ -81,8 +74,8 @@ def server() -> Iterator[IndexServer]:
         running.shutdown()
 
 
-def withdrawals(workspace: Workspace, url: str) -> Withdrawals:
-    return Withdrawals(Releases(workspace, Origin(index_url=url)))
+def withdrawals(url: str) -> Withdrawals:
+    return Withdrawals(Releases(Origin(index_url=url)))
 
 
 CASES = {
@@ -98,48 +91,46 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_locked_wheel_is_compared(case: str, server: IndexServer, workspace: Workspace) -> None:
+def test_locked_wheel_is_compared(case: str, server: IndexServer) -> None:
     files, expected = CASES[case]
     server.pages = {} if files is None else {"demo": files}
-    lines = [*withdrawals(workspace, server.url).of([wheel()])]
+    lines = [*withdrawals(server.url).of([wheel()])]
     assert server.requested
     assert bool(lines) == bool(expected) and all(wheel().filename in line and expected in line for line in lines)
 
 
 @pytest.mark.parametrize("case", ["as it was locked", "yanked", "replaced", "removed"])
-def test_pages_in_html_state_the_same(case: str, server: IndexServer, workspace: Workspace) -> None:
+def test_pages_in_html_state_the_same(case: str, server: IndexServer) -> None:
     files, expected = CASES[case]
     assert files is not None
     server.pages, server.html = {"demo": files}, True
-    lines = [*withdrawals(workspace, server.url).of([wheel()])]
+    lines = [*withdrawals(server.url).of([wheel()])]
     assert bool(lines) == bool(expected) and all(expected in line for line in lines)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_locked_sdist_is_compared(case: str, server: IndexServer, workspace: Workspace) -> None:
+def test_locked_sdist_is_compared(case: str, server: IndexServer) -> None:
     files, expected = CASES[case]
     renamed = [json.loads(json.dumps(file).replace("-py3-none-any.whl", ".tar.gz")) for file in files or ()]
     server.pages = {} if files is None else {"demo": renamed}
     pins = (SdistPin("demo", "demo", "1.0", SHA), GitPin("demo", "https://example.org/demo", "0" * 40, "1.0"))
-    lines = [*withdrawals(workspace, server.url).of(pins)]
+    lines = [*withdrawals(server.url).of(pins)]
     assert bool(lines) == bool(expected) and all("demo 1.0" in line and expected in line for line in lines)
 
 
-def test_page_of_a_distribution_is_read_once(server: IndexServer, workspace: Workspace) -> None:
+def test_page_of_a_distribution_is_read_once(server: IndexServer) -> None:
     server.pages = {"demo": [listed(), listed("2.0", yanked=True)]}
-    compared = withdrawals(workspace, server.url)
+    compared = withdrawals(server.url)
     assert not [*compared.of([wheel()])] and len([*compared.of([wheel(), wheel(version="2.0")])]) == 1
     assert server.requested.count("demo") == 1
 
 
-def test_index_that_cannot_be_read_is_reported_once(
-    server: IndexServer, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_that_cannot_be_read_is_reported_once(server: IndexServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is unknown is not called withdrawn, and other distributions are not waited for."""
     server.pages, server.html = {"demo": []}, False
     warned: list[str] = []
     monkeypatch.setattr(reporting, "warn", warned.append)
     monkeypatch.setattr(server, "page", lambda name: (JSON, "{"))
     server.pages |= {"other": []}
-    assert not [*withdrawals(workspace, server.url).of([wheel(), wheel("other")])]
+    assert not [*withdrawals(server.url).of([wheel(), wheel("other")])]
     assert len(warned) == 1 and "other" not in server.requested

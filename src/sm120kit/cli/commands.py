@@ -57,14 +57,10 @@ COMMANDS = Branch(
             {
                 "list": Leaf("patch:list_", "List the patches"),
                 "status": Leaf("patch:status", "Show the state of each patch on each recipe's version"),
-                "drift": Leaf(
-                    "patch_drift:drift", "Show the state of each patch on every release that the package index offers"
-                ),
                 "check": Leaf("patch:check", "Check that the series are well-formed and apply"),
                 "edit": Leaf("patch:edit", "Create a git repository with the series as commits"),
                 "export": Leaf("patch:export", "Write the commits of a `patch edit` repository to the patch files"),
                 "import": Leaf("patch_files:import_", "Make patch files of a diff, mail, commit or pull request"),
-                "rename": Leaf("patch_files:rename", "Rename a patch and its variants"),
                 "drop": Leaf("patch_files:drop", "Remove a patch from its series"),
                 "rebase": Leaf("patch_rebase:rebase", "Move a series to the version of another recipe"),
             },

@@ -157,9 +157,9 @@ def export(
 ) -> None:
     """Write the commits of a `patch edit` repository to the patch files.
 
-    The file of an unchanged commit stays as it is. A commit ported from another version becomes a variant, one of headers goes
-    to cutlass_overrides. If the series changed since, both are merged patch by patch; one that both changed is merged as git
-    merges it. Nothing is written if git does not, or if the directory was made from another recipe.
+    The file of an unchanged commit stays as it is. A commit ported from another version becomes a variant. If the series
+    changed since, both are merged patch by patch; one that both changed is merged as git merges it. Nothing is written if git
+    does not, or if the directory was made from another recipe.
     """
     workspace = sources.workspace()
     source = resolve_source(recipe, Options(workspace), project)

@@ -1,4 +1,4 @@
-"""``sm120kit patch import``, ``drop`` and ``rename``: single patch files."""
+"""``sm120kit patch import`` and ``drop``: single patch files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ RecipeOption = Annotated[
     str,
     typer.Option("--recipe", metavar="RECIPE", autocompletion=recipe_names, help="Recipe whose version the patch is for."),
 ]
-NewName = Annotated[str, typer.Argument(metavar="SLUG", help="New name of the file, without project.")]
 
 
 @dataclass(frozen=True)
@@ -106,24 +105,6 @@ def drop(
         for source in _sources_for(dropped, sources.run_options())
     }
     _print_changed(patches.drop(dropped, root, required_by, dependants=with_dependants), json)
-
-
-def rename(patch: PatchName, slug: NewName, json: Json = False) -> None:
-    """Rename a patch and its variants.
-
-    Renames files, lines of the series, proofs, and trailers that name these. Lists the other files that name it.
-    """
-
-    data = writable_data_root()
-    renamed = patches.find(data / PATCHES, patch)
-    changed = patches.rename(renamed, slug, data / PATCHES)
-    others = list(patches.mentions(renamed, data))
-    if json:
-        console.json_data({"changed": changed, "mentions": [asdict(mention) for mention in others]})
-        return
-    _print_changed(changed, json)
-    for mention in others:
-        console.info(f"{mention.file}:{mention.line} names {renamed.slug}" + f" ({mention.count} lines)" * (mention.count > 1))
 
 
 def _sources_for(patch: Patch, options: Options) -> list[PatchSource]:

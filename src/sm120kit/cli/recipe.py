@@ -109,7 +109,7 @@ def lock(
         raise typer.BadParameter("--check writes nothing, so --upgrade and --upgrade-package have no effect")
     options = sources.run_options(debian=debian)
     renewed = {*map(canonicalize_name, upgrade_package or ())}
-    withdrawals = None if options.origin.offline else Withdrawals(Releases(options.workspace, options.origin))
+    withdrawals = None if options.origin.offline else Withdrawals(Releases(options.origin))
     withdrawn: list[str] = []
     ids = {}
     of_bases = [name for name in names or bases.names() if name in bases.names()]

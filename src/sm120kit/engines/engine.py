@@ -127,7 +127,6 @@ class Engine:
 
     An unpacked image has at most ``size_limit_bytes``. ``suite`` is the directory of its checks, None for that in
     ``images/checks/suites``. ``in_head`` are requirements that the comment at the start of its recipes lists.
-    ``patch drift`` tries patches on releases from ``first_release`` on.
     """
 
     name: str
@@ -148,7 +147,6 @@ class Engine:
     salts_cache: bool = False
     size_limit_bytes: int = 16 * 2**30
     suite: Path | None = None
-    first_release: str = "0"
     repository: str = ""
     in_head: tuple[str, ...] = ()
     files: tuple[str, ...] = ()

@@ -163,7 +163,6 @@ srt/function_call)."""
 SGLANG = Sglang(
     name="sglang",
     title="SGLang",
-    first_release="0.5.9",
     port=30000,  # ServerArgs
     parser=parser,
     repository="sgl-project/sglang",

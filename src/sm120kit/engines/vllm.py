@@ -242,7 +242,6 @@ PARSERS = (
 VLLM = Vllm(
     name="vllm",
     title="vLLM",
-    first_release="0.17",
     port=8000,  # `vllm serve --help`
     repository="vllm-project/vllm",
     log=LogSigns(

@@ -85,7 +85,6 @@ KINDS = (
     EntryKind("tiles", "measured tiles", ("cache/tiles/units", "cache/tiles/tables"), _RECORD),
     EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256, tracked=True),
     EntryKind("proofs", "compiled probes of patches", ("cache/prove/*",), _RECORD),
-    EntryKind("drift", "files and states of releases for `patch drift`", ("cache/drift",), rf"{_SHA256}(\.json)?"),
     EntryKind("verification", "programs of `verify kernels`", ("cache/verify/programs",), _SHA256, tracked=True),
     EntryKind("ptxas", "what ptxas reports of PTX for SM12x", ("cache/ptx-native",), _RECORD),
     EntryKind("resolver", "index pages and metadata, kept by uv", ("cache",), "uv"),

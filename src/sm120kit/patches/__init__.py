@@ -4,7 +4,7 @@ from sm120kit.patches.apply import apply, compose
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
 from sm120kit.patches.edits import edit, export_edits
-from sm120kit.patches.files import dependents, drop, find, mentions, rename
+from sm120kit.patches.files import dependents, drop, find
 from sm120kit.patches.foreign import ImportTarget, import_patches, of_the_source
 from sm120kit.patches.format import Patch, normal_form, read_foreign
 from sm120kit.patches.mails import read_commit, read_diffs
@@ -32,7 +32,6 @@ __all__ = [
     "load",
     "load_for_tree",
     "materialise",
-    "mentions",
     "normal_form",
     "of_the_source",
     "origin",
@@ -41,6 +40,5 @@ __all__ = [
     "read_commit",
     "read_diffs",
     "read_foreign",
-    "rename",
     "status",
 ]

@@ -19,7 +19,10 @@ from sm120kit.sources.source_records import Checkout, VendoredProject
 REFS = "refs/sm120kit/patched"
 """Below it, each patched commit has a ref named after its id, so that git does not collect it."""
 
-OVERRIDES_MESSAGE = """\
+OWN_HEADERS = "include/sm120kit/"
+"""The directory in CUTLASS that has our headers only."""
+
+_OVERRIDES_MESSAGE = """\
 overrides: add the headers of cutlass_overrides
 
 They lie before CUTLASS's own on the include path. The patches above hook into them.
@@ -68,18 +71,17 @@ def base_commit(
     tree = _with_overrides(repository, checkout, inside, overrides)
     if tree == checkout.tree:
         return checkout.commit, tree
-    return repository.commit_tree(tree, checkout.commit, OVERRIDES_MESSAGE), tree
+    return repository.commit_tree(tree, checkout.commit, _OVERRIDES_MESSAGE), tree
 
 
 def commit_patch(repository: Repository, patch: Patch, tree: str, parent: str) -> str:
-    """Commit ``tree`` as the result of a patch; returns the commit id, which depends on the arguments alone."""
+    """Commit ``tree`` as the result of a patch; returns the commit id, which depends on the arguments alone.
+
+    A last trailer ``Patch`` has the name of the file.
+    """
     date = f"@{int(patch.date.timestamp())} {patch.date:%z}"
-    return repository.commit_tree(tree, parent, commit_message(patch), author=patch.author, date=date)
-
-
-def commit_message(patch: Patch) -> str:
-    """The message of a patch's commit: its own, and a last trailer ``Patch`` with the name of its file."""
-    return f"{patch.subject}\n\n{patch.body}\nPatch: {patch.name}\n"
+    message = f"{patch.subject}\n\n{patch.body}\nPatch: {patch.name}\n"
+    return repository.commit_tree(tree, parent, message, author=patch.author, date=date)
 
 
 def _require_all_apply(tried: list[Step]) -> None:

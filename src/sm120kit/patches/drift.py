@@ -17,7 +17,6 @@ from packaging.version import Version
 
 from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.process import Completed
-from sm120kit.patches import anchors
 from sm120kit.patches.conflicts import describe, explain
 from sm120kit.patches.diff import FILE_MODES, Hunk
 from sm120kit.patches.format import Patch
@@ -147,58 +146,18 @@ def _explained(lines: Sequence[str], conflicts: Sequence[HunkConflict], patch: P
 
 def fit_patch(index: GitIndex, patch: Patch, project: TreeProject) -> DiffFit:
     """Compare the diff of a patch with the files in an index, whatever versions the patch is for. The index stays as it is."""
-    placed, unplaced = _at_anchors(index, patch, project)
     check = git_apply(index, patch, project, "--check")
     offsets = _offsets(check.stderr, project)
-    searched = _searched(index, placed, project, offsets) if check.returncode == 0 else {}
-    ambiguous = list(_ambiguous(index, placed, project, searched))
-    applies = check.returncode == 0 and not unplaced
     # A patch that only adds lines may apply a second time at another line, so a hunk with an offset may be upstream already.
-    if (not applies or offsets) and _is_upstream(index, patch, project):
+    undo = ("--check", "--reverse")
+    if (check.returncode != 0 or offsets) and git_apply(index, patch, project, *undo).returncode == 0:
         return DiffFit(PatchState.ALREADY_UPSTREAM, (f"Drop-When: {patch.trailer('Drop-When')}",))
     if check.returncode != 0:
-        lines, paths = _conflicts(check.stderr, placed, project)
-        return DiffFit(PatchState.CONFLICTS, (*lines, *unplaced), paths)
-    if ambiguous or unplaced:
-        return DiffFit(PatchState.CONFLICTS, (*ambiguous, *unplaced))
-    for before, hunk in zip(patch.hunks, placed.hunks, strict=True):
-        if hunk.start != before.start:
-            offsets.setdefault(hunk.path, {})[hunk.number] = hunk.start - before.start
+        lines, paths = _conflicts(check.stderr, patch, project)
+        return DiffFit(PatchState.CONFLICTS, tuple(lines), paths)
+    if ambiguous := tuple(_ambiguous(index, patch, project, _searched(index, patch, project, offsets))):
+        return DiffFit(PatchState.CONFLICTS, ambiguous)
     return DiffFit(PatchState.APPLIES, tuple(_describe(offsets)))
-
-
-def _is_upstream(index: GitIndex, patch: Patch, project: TreeProject) -> bool:
-    """Whether the reversed patch applies, with each hunk that has an anchor below that."""
-    _, unplaced = _at_anchors(index, patch, project, reverse=True)
-    return not unplaced and git_apply(index, patch, project, "--check", "--reverse").returncode == 0
-
-
-def _at_anchors(index: GitIndex, patch: Patch, project: TreeProject, *, reverse: bool = False) -> tuple[Patch, list[str]]:
-    """A patch with its hunks at the lines of an index where its anchors put them, and a line for each that they do not.
-
-    With ``reverse``, the lines are those where the reversed hunks fit. The anchors of a file that does not exist are ignored.
-    """
-    contents: dict[str, Completed] = {}
-    starts: list[int | None] = []
-    unplaced = []
-    for hunk in patch.hunks:
-        of_hunk = [anchor for anchor in patch.anchors if (anchor.path, anchor.number) == (hunk.path, hunk.number)]
-        start = None
-        if of_hunk:
-            blob = f":0:{project.prefix}{hunk.path}"
-            content = contents.setdefault(hunk.path, index.git("cat-file", "blob", blob, check=False))
-            try:
-                undo = anchors.reversed_hunk(hunk)
-                start = anchors.place(undo if reverse else hunk, of_hunk, content.raw) if content.returncode == 0 else None
-            except anchors.Unplaced as reason:
-                unplaced.append(f"  {hunk.path}:{hunk.start}: {_hunk_name(hunk, patch)}: {reason}")
-        starts.append(start)
-    if not any(starts):
-        return patch, unplaced
-    diff = anchors.renumbered(patch.diff, patch.hunks, starts, reverse=reverse)
-    lines = (start - (not hunk.old) if start else hunk.start for start, hunk in zip(starts, patch.hunks, strict=True))
-    hunks = tuple(replace(hunk, start=line) for line, hunk in zip(lines, patch.hunks, strict=True))
-    return replace(patch, diff=diff, hunks=hunks), unplaced
 
 
 def apply_fitting(index: GitIndex, patch: Patch, project: TreeProject) -> None:
@@ -213,12 +172,7 @@ def apply_fitting(index: GitIndex, patch: Patch, project: TreeProject) -> None:
 
 
 def git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str) -> Completed:
-    """Run ``git apply`` of a patch in an index, with the paths of the patch below the directory of its project.
-
-    Hunks with an anchor are applied where that puts them.
-    """
-    if patch.anchors:
-        patch, _ = _at_anchors(index, patch, project, reverse="--reverse" in options)
+    """Run ``git apply`` of a patch in an index, with the paths of the patch below the directory of its project."""
     directory = [f"--directory={project.prefix}"] if project.prefix else []
     arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", "-p1", *directory, *options, "-"]
     return index.git(*arguments, stdin=patch.diff, check=False)
@@ -256,13 +210,12 @@ def _searched(
 ) -> dict[str, dict[int, int]]:
     """The hunks whose line number does not decide where they belong, as in :func:`_offsets`.
 
-    Those are hunks that git applies at another line, and in a file of which the ``index`` line names another version, all that
-    no anchor places: lines may lie above them that the patch was not made for.
+    Those are hunks that git applies at another line, and all in a file of which the ``index`` line names another version: lines
+    may lie above them that the patch was not made for.
     """
     searched = {path: dict(by_number) for path, by_number in offsets.items()}
-    placed = {(anchor.path, anchor.number) for anchor in patch.anchors}
     for file in patch.files:
-        hunks = [hunk.number for hunk in patch.hunks if hunk.path == file.path and (hunk.path, hunk.number) not in placed]
+        hunks = [hunk.number for hunk in patch.hunks if hunk.path == file.path]
         if not hunks or not file.old.strip("0"):
             continue
         content = index.git("cat-file", "blob", f":0:{project.prefix}{file.path}").raw
@@ -284,7 +237,7 @@ def _ambiguous(index: GitIndex, patch: Patch, project: TreeProject, searched: di
             yield (
                 f"  {path}:{hunk.start}: {_hunk_name(hunk, patch)} {reason} and is ambiguous: git would apply it"
                 f" at line {applied}; it fits at {f'lines {places}' if starts else 'no line in the order of the hunks'}."
-                f" Lines of the file decide: Hunk-Below: {path}#{hunk.number} LINE, Hunk-Above: {path}#{hunk.number} LINE"
+                " Make its diff for this version in a directory of `sm120kit patch edit`"
             )
 
 

@@ -13,16 +13,13 @@ from pathlib import Path
 
 from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.core.seal import is_sealed, seal
 from sm120kit.patches.apply import REFS
-from sm120kit.patches.checkout import OVERRIDES
 from sm120kit.patches.export import export, write_back
 from sm120kit.patches.format import Patch
-from sm120kit.patches.headers import OwnHeaders
 from sm120kit.patches.patch_records import PatchedTree, projects_in_tree
 from sm120kit.patches.reconcile import BothChanged, Sides, by_name, rebuild
 from sm120kit.patches.series import load_for_tree
@@ -139,8 +136,8 @@ def export_edits(
     """Write the commits of a directory that :func:`edit` made to the series below ``root``; returns the files that changed.
 
     If the series changed since, the two are merged patch by patch; the directory stays as it is.
-    Commits of our headers are written to ``cutlass_overrides/`` beside ``root``. ``pin`` and ``inside`` are those of
-    ``recipe``; ``key`` is that with which the directory was made, and for ``overwrite`` see :func:`write_back`.
+    ``pin`` and ``inside`` are those of ``recipe``; ``key`` is that with which the directory was made. For ``overwrite`` see
+    :func:`write_back`.
 
     Raises:
         Mismatch: ``edit`` did not make the directory with this key, or made it from other pins, or the series changed since
@@ -175,18 +172,12 @@ def export_edits(
             if changes := index.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
                 raise BadInput(f"{directory} has uncommitted changes:\n{changes.rstrip()}", "commit or remove them")
         projects = projects_in_tree(pin, inside)
-        headers = OwnHeaders.of(repository, BASE, projects)
-        exported = export(repository, BASE, SERIES, projects, headers)
-        recorded = _recorded_tip(repository, edited, record)
-        own_files = headers.edited(repository, (recorded, SERIES), root.parent / OVERRIDES)
-        if own_files and built_in_below(root):
-            raise BadInput(
-                f"{directory} changes headers of cutlass_overrides, which are built in", "change them in a clone of sm120kit"
-            )
+        exported = export(repository, BASE, SERIES, projects)
         merge = record.series != present.series
         meanwhile: list[str] = []
         if merge:
-            before = export(repository, BASE, recorded, projects, headers)
+            recorded = _recorded_tip(repository, edited, record)
+            before = export(repository, BASE, recorded, projects)
             sides = Sides(
                 by_name(before, series, projects),
                 by_name(exported, series, projects),
@@ -202,8 +193,8 @@ def export_edits(
                 message = f"the series changed since {directory} was made, and cannot be merged with it:\n{reason}"
                 listed = "".join(f"\n  {change}" for change in meanwhile)
                 raise Mismatch(message + listed, _by_hand(directory, present.recipe, sides.own)) from None
-            exported = export(repository, BASE, merged, projects, headers)
-        changed = write_back(repository, exported, projects, root, overwrite, own_files)
+            exported = export(repository, BASE, merged, projects)
+        changed = write_back(repository, exported, projects, root, overwrite)
         for change in meanwhile:
             reporting.info(f"kept, although {directory} lacks it: {change}")
         if changed:

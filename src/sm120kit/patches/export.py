@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
 
@@ -16,6 +15,7 @@ from sm120kit.core.atomic_writes import write_together
 from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.core.outside import mail_date
+from sm120kit.patches.apply import OWN_HEADERS
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import git_apply
 from sm120kit.patches.format import Patch, normal_form, overlap, parse, render
@@ -56,41 +56,29 @@ def diff(repository: Repository, before: str, after: str, below: str = "") -> by
     return repository.git("diff-tree", "-r", "-p", *_DIFF_FORM, *relative, before, after).raw
 
 
-def export(
-    repository: Repository, base: str, tip: str, projects: Sequence[TreeProject], headers: Container[str] = ()
-) -> tuple[Exported, ...]:
+def export(repository: Repository, base: str, tip: str, projects: Sequence[TreeProject]) -> tuple[Exported, ...]:
     """Export the commits above ``base`` up to ``tip`` as patches, in order.
 
     A commit that ``apply`` made keeps the name of its file; a new commit gets a slug from its subject, and placeholders for the
-    trailers that it lacks. Commits that only change
-    ``headers`` are left out.
+    trailers that it lacks.
 
     Raises:
-        BadInput: a commit is a merge, touches more than one project, or does not make a well-formed patch with a valid slug.
+        BadInput: a commit is a merge, touches more than one project or our own headers, or does not make a well-formed
+            patch with a valid slug.
     """
     commits = repository.git("rev-list", "--reverse", f"{base}..{tip}").stdout.split()
-    exported = (export_commit(repository, commit, projects, headers) for commit in commits)
-    return tuple(patch for patch in exported if patch)
+    return tuple(_export_commit(repository, commit, projects) for commit in commits)
 
 
-def export_commit(
-    repository: Repository, commit: str, projects: Sequence[TreeProject], headers: Container[str] = ()
-) -> Exported | None:
-    """Export a commit as a patch; None if it only changes ``headers``. See :func:`export` for errors."""
+def _export_commit(repository: Repository, commit: str, projects: Sequence[TreeProject]) -> Exported:
     message = read_message(repository, commit)
     title = _title(commit, message.subject)
     if " " in message.parents:
         raise BadInput(f"{title} is a merge", "rebase, so that every commit is one patch")
     changed = repository.changed(message.parents, commit)
-    own = [path for path in changed if path in headers]
-    if own and len(own) == len(changed):
-        return None
-    if own:
-        raise BadInput(
-            f"{title} changes headers of cutlass_overrides, such as {own[0]}, and files of a project",
-            "split it: git reset HEAD^, then commit the headers and the other files in two commits",
-        )
     project = _owner_of_changes(changed, projects, title)
+    if own := [path for path in changed if project.project == "cutlass" and path.startswith(project.prefix + OWN_HEADERS)]:
+        raise BadInput(f"{title} changes {own[0]}, a header of cutlass_overrides", "change it there, without a commit")
     if problem := slug_problem(message.slug):
         raise BadInput(
             f"{title}: its {'trailer Patch' if message.named else 'subject'} gives"
@@ -178,11 +166,8 @@ def write_back(
     projects: Sequence[TreeProject],
     root: Path,
     overwrite: Collection[str] = (),
-    others: Mapping[Path, bytes | None] = MappingProxyType({}),
 ) -> list[Path]:
     """Make the series of these projects contain the exported patches, all or none; returns the files that changed.
-
-    The content of ``others`` is written with them.
 
     The diff of a file is not rewritten when it has the effect of the commit: its line numbers and blob ids may be those of
     another version of the file that it changes. Patches that are not for these versions were not in the tree: they stay, each
@@ -234,7 +219,6 @@ def write_back(
         files |= {directory / f"{slug}.patch": None for slug in own if slug not in slugs}
     _require_no_dependants(removed, kept.values())
     require_no_problems([problem for project in projects for problem in problems_after(files, root, project.project)])
-    files |= others
     write_together(files)
     return list(files)
 
@@ -284,11 +268,6 @@ def _file_of(
         raise BadInput(
             f"{commit.title} is for {patch.trailer('Applies-To')}, which excludes {project.project} {project.version}",
             f"include {project.version}, the version in this directory; to drop the patch there, remove the commit",
-        )
-    if patch.anchors and not _has_effect(repository, patch, commit, project):
-        raise BadInput(
-            f"{commit.title}: a trailer Hunk-Below or Hunk-Above puts a hunk at another place than the commit",
-            "correct the number of the hunk or the line, or remove the trailer",
         )
     if before is None or before.diff == patch.diff:
         return patch

@@ -1,47 +1,25 @@
-"""Remove and rename patch files, with everything that names them below ``patches/``."""
+"""Find and remove patches of a series."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sm120kit.core.atomic_writes import write_together
-from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict, nearest
+from sm120kit.core.errors import NotFound, PatchConflict, nearest
 from sm120kit.patches import evidence
 from sm120kit.patches.apply import compose
-from sm120kit.patches.export import problems_after
-from sm120kit.patches.foreign import require_free
-from sm120kit.patches.format import RELATIONS, Patch, normal_form
+from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import PatchedTree, PatchState
 from sm120kit.patches.series import (
     load,
     load_for_tree,
     projects,
-    read_own,
-    renamed_series,
-    require_no_problems,
     require_own,
     requiring,
     series_content,
     slug_lines,
-    slug_problem,
 )
-
-_SEARCHED = ("docs", "tests", "src", "recipes", "image_programs", "ci", "patches")
-"""Directories whose files :func:`mentions` reads, and the files beside them."""
-
-_MAX_BYTES = 2**20
-
-
-@dataclass(frozen=True)
-class Mention:
-    """A file that names a patch: the first line that does, and how many do."""
-
-    file: Path
-    line: int
-    count: int
 
 
 def find(root: Path, name: str) -> Patch:
@@ -105,76 +83,3 @@ def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]], *, 
             files[proof] = None
     write_together(files)
     return list(files)
-
-
-def rename(patch: Patch, slug: str, root: Path) -> list[Path]:
-    """Rename a patch and its variants: files, lines of the series, proofs, and the trailers that name these.
-
-    Returns the files that changed, old and new. If ``slug`` has another family than the patch, all variants get it.
-
-    Raises:
-        BadInput: ``slug`` is no slug.
-        AlreadyExists: another patch or proof has the name.
-    """
-    require_own(root, patch)
-    if problem := slug_problem(slug):
-        raise BadInput(problem, "patches/README.md describes the names of patches")
-    directory = root / patch.project
-    family = slug.partition("--")[0]
-    slugs = {patch.slug: slug}
-    if family != patch.family:
-        variants = [other.slug for other in load(root, patch.project) if other.family == patch.family and other != patch]
-        slugs |= {old: family + old.removeprefix(patch.family) for old in variants}
-    names = {f"{patch.project}/{old}": f"{patch.project}/{new}" for old, new in ({patch.family: family} | slugs).items()}
-    files: dict[Path, bytes | None] = {}
-    for old, new in slugs.items():
-        require_free(root, patch.project, new)
-        proof, renamed = (evidence.path_of(root, f"{patch.project}/{name}") for name in (old, new))
-        if proof.is_file():
-            if renamed.exists():
-                raise AlreadyExists(f"{renamed} exists already", "choose another name, or remove it")
-            content = proof.read_bytes()
-            before, after = (f'"patch": "{patch.project}/{name}"'.encode() for name in (old, new))
-            files |= {proof: None, renamed: content.replace(before, after)}
-    for project in projects(root):
-        for other in read_own(root, project)[0]:
-            new = slugs.get(other.slug, other.slug) if project == patch.project else other.slug
-            body = other.body
-            body = renamed_relations(body, names)
-            for renaming in slugs.items():
-                proofs = [f"{evidence.PROOFS}/{patch.project}/{name}.json" for name in renaming]
-                body = re.sub(rf"(?<![\w./-]){re.escape(proofs[0])}(?![\w-])", proofs[1], body)
-            if new != other.slug or body != other.body:
-                files[root / project / f"{other.slug}.patch"] = None
-                files[root / project / f"{new}.patch"] = normal_form(replace(other, body=body))
-    files[directory / "series"] = renamed_series(directory / "series", slugs)
-    require_no_problems([problem for project in projects(root) for problem in problems_after(files, root, project)])
-    write_together(files)
-    return list(files)
-
-
-def renamed_relations(body: str, names: Mapping[str, str]) -> str:
-    """The message of a patch with other names of patches in its trailers ``Requires`` and ``Conflicts``."""
-
-    def renamed(match: re.Match[str]) -> str:
-        return re.sub(r"[\w.-]+/[\w.-]+", lambda name: names.get(name[0], name[0]), match[0])
-
-    return re.sub(rf"^(?:{'|'.join(RELATIONS)}):.*(?:\n[ \t].*)*", renamed, body, flags=re.MULTILINE)
-
-
-def mentions(patch: Patch, directory: Path) -> Iterator[Mention]:
-    """The files of a repository that name a patch by its slug, and the files beside its documentation, sources and tests.
-
-    Binary files and those of more than 1 MiB are left out.
-    """
-    proof = f"{patch.name}.json"
-    named = re.compile(rf"(?<![\w-]){re.escape(patch.slug)}(?![\w-])|\b{re.escape(proof)}\b".encode())
-    files = [path for path in directory.glob("*") if path.is_file()]
-    files += [path for name in _SEARCHED for path in (directory / name).rglob("*") if path.is_file() and not path.is_symlink()]
-    for path in sorted(files):
-        if path.stat().st_size > _MAX_BYTES or "__pycache__" in path.parts:
-            continue
-        content = path.read_bytes()
-        lines = [] if b"\0" in content else [n for n, line in enumerate(content.split(b"\n"), 1) if named.search(line)]
-        if lines:
-            yield Mention(path, lines[0], len(lines))

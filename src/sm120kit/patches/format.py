@@ -10,7 +10,7 @@ import difflib
 import email.utils
 import hashlib
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
-from sm120kit.patches import anchors, probes
+from sm120kit.patches import probes
 from sm120kit.patches.diff import FileChange, Hunk, Problem, scan
 from sm120kit.patches.patch_records import Probe
 
@@ -31,8 +31,8 @@ REQUIRED = ("Applies-To", "Upstream-Status", "Origin", "Matters-For", "No-Effect
 RELATIONS = ("Requires", "Conflicts")
 """Trailers with names of patches, ``project/slug``, separated by commas; that of a family names every variant of it."""
 
-OPTIONAL = ("Fixed-In", *RELATIONS, "Signed-off-by", "Probe", *anchors.TRAILERS)
-REPEATABLE = ("Signed-off-by", "Probe", *anchors.TRAILERS)
+OPTIONAL = ("Fixed-In", *RELATIONS, "Signed-off-by", "Probe")
+REPEATABLE = ("Signed-off-by", "Probe")
 
 PLACEHOLDER = "TODO"
 """What a text starts with that is still to be written."""
@@ -105,12 +105,6 @@ class Patch:
     def probes(self) -> tuple[Probe, ...]:
         """The probes in its ``Probe`` trailers."""
         return tuple(probes.parse(value) for key, value in self.trailers if key == "Probe")
-
-    @property
-    def anchors(self) -> tuple[anchors.Anchor, ...]:
-        """The anchors in its trailers."""
-        parsed = (anchors.parse(key, value) for key, value in self.trailers if key in anchors.TRAILERS)
-        return tuple(anchor for anchor in parsed if anchor)
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -190,7 +184,6 @@ def parse(project: str, file: Path, content: bytes) -> tuple[Patch | None, list[
     trailers = _trailers(body, below + 1, report)
     versions = _check_trailers(project, trailers, below + len(body), report)
     scanned = scan(diff, file, text.count("\n") + 1, problems)
-    _check_anchors(trailers, scanned.hunks, report)
     author, date = _author(headers, report), _date(headers, report)
     subject = headers.get("Subject", ("", 1))[0].strip()
     if not subject:
@@ -333,7 +326,7 @@ def _check_trailers(project: str, trailers: list[tuple[str, str, int]], last: in
             report(line, f"{name} is repeated")
         elif not value:
             report(line, f"{name} is empty")
-        elif value.startswith(PLACEHOLDER) and name not in ("Applies-To", "Probe", *anchors.TRAILERS):
+        elif value.startswith(PLACEHOLDER) and name not in ("Applies-To", "Probe"):
             pass  # reported by series.lint
         elif name == "Upstream-Status" and not _UPSTREAM_STATUS.fullmatch(value):
             report(
@@ -356,23 +349,6 @@ def _check_probe(value: str, line: int, report: _Report) -> None:
         probes.parse(value)
     except probes.BadProbe as problem:
         report(line, f"Probe is {value!r}: {problem}")
-
-
-def _check_anchors(trailers: list[tuple[str, str, int]], hunks: Sequence[Hunk], report: _Report) -> None:
-    """Require that each anchor is for a hunk of the diff, which has one of each kind."""
-    named = {(trailer, hunk.path, hunk.number): 0 for trailer in anchors.TRAILERS for hunk in hunks}
-    for name, value, line in trailers:
-        if name in anchors.TRAILERS and value:
-            anchor = anchors.parse(name, value)
-            key = (name, anchor.path, anchor.number) if anchor else None
-            if key is None:
-                report(line, f"{name} is {value!r}, not like 'path/of/file#1 a line of the file'")
-            elif key not in named:
-                report(line, f"{name} is for hunk {key[2]} of {key[1]}, which the diff does not have")
-            elif named[key]:
-                report(line, f"{name} is for hunk {key[2]} of {key[1]}, as in line {named[key]}")
-            else:
-                named[key] = line
 
 
 def _applies_to(project: str, value: str, line: int, report: _Report) -> SpecifierSet | None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from sm120kit.patches import anchors
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import OPTIONAL, PLACEHOLDER, RELATIONS, REQUIRED, TRAILER, Patch
 
@@ -36,7 +35,7 @@ _DEFAULTS = {
 }
 """Values for the placeholders in a user's own patch: what upstream would need, reason and origin, is left to fill in."""
 
-_ORDER = (*REQUIRED[:2], "Fixed-In", *RELATIONS, *REQUIRED[2:5], "Probe", *anchors.TRAILERS, *REQUIRED[5:], "Signed-off-by")
+_ORDER = (*REQUIRED[:2], "Fixed-In", *RELATIONS, *REQUIRED[2:5], "Probe", *REQUIRED[5:], "Signed-off-by")
 _TO_FILL_IN = re.compile(rf"(?:([A-Z][A-Za-z-]*): )?{PLACEHOLDER}\b:? ?(.*)")
 
 

@@ -101,36 +101,6 @@ class PatchStatus:
 
 
 @dataclass(frozen=True)
-class DriftCell(PatchStatus):
-    """The state of a patch on a release.
-
-    ``fit`` is how its diff fits, whatever ``Applies-To``; ``offset``: a hunk lies at another line. ``variant`` is the slug of
-    the variant that is for the version; ``fit`` is then None.
-    """
-
-    fit: PatchState | None = None
-    offset: bool = False
-    variant: str = ""
-
-    @property
-    def label(self) -> str:
-        """The state in words; of a patch that is not for the version, also how its diff fits."""
-        fit = "offset" if self.fit is PatchState.APPLIES and self.offset else str(self.fit or f"{self.variant} is")
-        return fit if self.state is not PatchState.NOT_FOR_THIS_VERSION else f"{self.state}, {fit}"
-
-
-@dataclass(frozen=True)
-class ReleaseDrift:
-    """The states of patches on a release; ``error``: why they could not be tried. ``project`` is that of the sdist."""
-
-    project: str
-    version: str
-    sha256: str
-    cells: tuple[DriftCell, ...] = ()
-    error: str = ""
-
-
-@dataclass(frozen=True)
 class Probe:
     """A small instantiation that shows the effect of a patch: the value of a ``Probe`` trailer (patches/README.md).
 

@@ -7,7 +7,7 @@ or in the place of the built-in patch of the same name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -217,15 +217,6 @@ def series_content(series: Path, slugs: list[str]) -> bytes:
         above[slug] = [*comments, line]
         comments = []
     lines = [line for slug in slugs for line in above.get(slug, [slug])] + comments
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def renamed_series(series: Path, slugs: Mapping[str, str]) -> bytes:
-    """The content of a series file with other slugs for some; comments stay."""
-    lines = []
-    for line in _text(series).splitlines():
-        slug = line.partition("#")[0].strip()
-        lines.append(line.replace(slug, slugs[slug], 1) if slug in slugs else line)
     return "".join(f"{line}\n" for line in lines).encode()
 
 

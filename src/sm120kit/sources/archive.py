@@ -11,7 +11,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,16 +47,15 @@ _Member = tuple[str, tarfile.TarInfo, IO[bytes] | None]
 """Path in the tree, header, and content of a file; None for a symbolic link."""
 
 
-def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str, only: Collection[str] | None = None) -> None:
+def import_sdist(pin: SdistPin, packed: Path, repository: Repository, ref: str) -> None:
     """Commit the content of an sdist, without its top-level directory, as ``ref`` of an empty repository.
 
-    Files get mode 644 or 755. Empty directories cannot be in a git tree and are dropped. With ``only``, other files are
-    checked and dropped.
+    Files get mode 644 or 755. Empty directories cannot be in a git tree and are dropped.
 
     Raises:
         NotTrusted: it is damaged or too large, or has a member that cannot be in a tree or points out of it.
     """
-    _import(pin, packed, repository, ref, _sdist_members(packed, only))
+    _import(pin, packed, repository, ref, _sdist_members(packed))
 
 
 def import_wheel(pin: WheelPin, packed: Path, repository: Repository, ref: str) -> None:
@@ -103,12 +102,12 @@ def _stream(pin: SdistPin | WheelPin, packed: Path, ref: str, members: Iterator[
     yield b"done\n"
 
 
-def _sdist_members(packed: Path, only: Collection[str] | None) -> Iterator[_Member]:
+def _sdist_members(packed: Path) -> Iterator[_Member]:
     checks = _Checks(packed)
     with _Unpacked(packed) as unpacked, unpacked.archive() as archive:
         while (member := unpacked.next(archive)) is not None:
             path = checks.accept(member)
-            if path is not None and (only is None or path in only):
+            if path is not None:
                 yield path, member, None if member.issym() else archive.extractfile(member)
     checks.finish()
 

@@ -124,7 +124,7 @@ def list_files(
 ) -> tuple[list[ListedFile], list[str]]:
     """Every sdist, or else every wheel, of a distribution that is listed, in the order of the sources, and the problems.
 
-    A local file that is listed without a sha256 has that of its content. A local mirror is listed by :func:`sdists_in`.
+    A local file that is listed without a sha256 has that of its content.
     """
     from unearth import PackageFinder
 
@@ -137,25 +137,6 @@ def list_files(
                 location = replace(location, sha256=file_sha256(location.file))
             listed.append(ListedFile(str(package.version), location, link.is_yanked, link.filename, link.upload_time))
     return listed, problems
-
-
-def sdists_in(directory: Path, distribution: str) -> Iterator[ListedFile]:
-    """The sdists of a distribution in a mirror's directory, or in directories in it that are named by a sha256.
-
-    Raises:
-        FetchFailed: it is not a directory.
-    """
-    from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
-
-    files = [*_existing(directory).glob("*.tar.gz"), *directory.glob(f"{'[0-9a-f]' * 64}/*.tar.gz")]
-    for file in sorted(files):
-        try:
-            name, version = parse_sdist_filename(file.name)
-        except InvalidSdistFilename:
-            continue
-        if name == canonicalize_name(distribution) and file.is_file():
-            sha256 = file_sha256(file) if file.parent == directory else file.parent.name
-            yield ListedFile(str(version), Location(str(file), file, file.as_uri(), sha256), filename=file.name)
 
 
 def _location(link: Link) -> Location:

@@ -117,7 +117,7 @@ def newer_releases(options: Options) -> list[NewerRelease]:
     Raises:
         FetchFailed, OfflineMiss: no release of an engine is listed.
     """
-    releases, newer = Releases(options.workspace, options.origin), []
+    releases, newer = Releases(options.origin), []
     for engine in recipes.known_engines():
         newest = max(map(Version, _versions(engine)), default=None)
         listed: dict[Version, ListedFile] = {}
@@ -169,7 +169,7 @@ class RecipeMaker:
 
     @cached_property
     def _releases(self) -> Releases:
-        return Releases(self.options.workspace, self.options.origin)
+        return Releases(self.options.origin)
 
     def _files(self, name: str) -> list[ListedFile]:
         with reporting.step(f"reading the releases of {name}"):

@@ -52,7 +52,7 @@ def newer_wheels(options: Options) -> list[NewerWheel]:
     for recipe in recipes.names():
         for name, version in sorted({*_pinned_by(recipe)}):
             pinned.setdefault((name, Version(version)), []).append(recipe)
-    releases, engines = Releases(options.workspace, options.origin), {*map(distribution, recipes.known_engines())}
+    releases, engines = Releases(options.origin), {*map(distribution, recipes.known_engines())}
     newest = {
         name: _newest(releases, RELEASED_WITH if name == CUTLASS else name)
         for name in sorted({name for name, _ in pinned} - engines)

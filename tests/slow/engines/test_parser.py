@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 
-from sm120kit.core.workspace import Workspace
 from sm120kit.engines import parser
 from sm120kit.sources import wheel_metadata
 from sm120kit.sources.origin import Origin
@@ -65,7 +64,7 @@ def words(draw: random.Random) -> Iterator[str]:
 
 def parser_class(version: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> type[argparse.ArgumentParser]:
     """``FlexibleArgumentParser`` of a release."""
-    files = Releases(Workspace.open(directory / "state"), Origin()).files("vllm")
+    files = Releases(Origin()).files("vllm")
     location = next(file.location for file in files if file.version == version and file.filename.endswith("x86_64.whl"))
     with wheel_metadata.opened(location, Origin()) as wheel, zipfile.ZipFile(wheel) as archive:
         (directory / "argparse_utils.py").write_bytes(archive.read(MEMBER))
