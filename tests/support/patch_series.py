@@ -173,4 +173,4 @@ def export_edits(
 ) -> list[Path]:
     """Export a directory of ``patches.edit`` as the recipe of a checkout; ``version`` is CUTLASS's."""
     recipe = f"flashinfer-{checkout.pin.version}"
-    return patches.export_edits(clone, recipe, checkout.pin, inside(version), root, KEY, overwrite)
+    return patches.export_edits(clone, patches.EditedSource(recipe, checkout.pin, inside(version)), root, KEY, overwrite)

@@ -36,13 +36,10 @@ def files(root: Path) -> dict[Path, bytes]:
 
 WRITES = {
     "drop": ["patch", "drop", "cutlass/first"],
-    "rename": ["patch", "rename", "first", "count"],
     "import": ["patch", "import", "absent.diff"],
     "export": ["patch", "export", "flashinfer-0.6.6", "--from", "absent"],
     "fix": ["patch", "check", "--fix"],
     "rebase": ["patch", "rebase", "flashinfer-0.6.6", "--onto", "flashinfer-0.7.2", "--into", "new"],
-    "continue": ["patch", "rebase", "--continue", "absent"],
-    "abort": ["patch", "rebase", "--abort", "absent"],
     "lock": ["recipe", "lock", "flashinfer-0.6.6", "--upgrade", "--offline"],
     "lock of a base": ["recipe", "lock", "debian-12", "--upgrade", "--offline"],
     "new": ["recipe", "new", "flashinfer@0.9.0", "--offline"],

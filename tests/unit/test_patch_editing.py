@@ -144,7 +144,9 @@ def test_recipe_file_with_special_characters_is_recorded(patch_dir: PatchDirecto
     recipe = 'a "b"\\n\tc\nd;#.toml'
     patches.edit(tree, tmp_path / "clone", recipe, KEY)
     with pytest.raises(Mismatch) as error:
-        patches.export_edits(tmp_path / "clone", RECIPE, checkout.pin, inside("4.2.2"), patch_dir.root, KEY)
+        patches.export_edits(
+            tmp_path / "clone", patches.EditedSource(RECIPE, checkout.pin, inside("4.2.2")), patch_dir.root, KEY
+        )
     assert f"made from recipe {recipe}, not" in error.value.message
 
 

@@ -16,7 +16,7 @@ from sm120kit.patches.checkout import PATCHES
 from sm120kit.patches.patch_records import PatchState
 from sm120kit.patches.wanted import wanted
 from sm120kit.recipes.default_recipes import unproven
-from sm120kit.recipes.target import resolve_source, resolve_sources
+from sm120kit.recipes.target import pinned_versions, resolve_source, resolve_sources
 from sm120kit.sources.run_options import Options
 
 
@@ -143,7 +143,7 @@ def edit(
 
 def export(
     recipe: SourceRecipeName,
-    from_: Annotated[Path, typer.Option("--from", metavar="DIR", help="A directory that `sm120kit patch edit` created.")],
+    from_: Annotated[Path, typer.Option("--from", metavar="DIR", help="A directory of `sm120kit patch edit` or `rebase`.")],
     overwrite: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,10 +161,11 @@ def export(
     changed since, both are merged patch by patch; one that both changed is merged as git merges it. Nothing is written if git
     does not, or if the directory was made from another recipe.
     """
-    workspace = sources.workspace()
-    source = resolve_source(recipe, Options(workspace), project)
-    root, key = writable_data_root() / PATCHES, workspace.key()
-    changed = patches.export_edits(from_, source.recipe, source.pin, source.inside, root, key, overwrite or ())
+    options = Options(sources.workspace())
+    resolved = resolve_source(recipe, options, project)
+    root, key = writable_data_root() / PATCHES, options.workspace.key()
+    source = patches.EditedSource(resolved.recipe, resolved.pin, resolved.inside, pinned_versions(options))
+    changed = patches.export_edits(from_, source, root, key, overwrite or ())
     if json:
         console.json_data([str(path) for path in changed])
         return

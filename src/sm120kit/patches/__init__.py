@@ -3,7 +3,7 @@
 from sm120kit.patches.apply import apply, compose
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
-from sm120kit.patches.edits import edit, export_edits
+from sm120kit.patches.edits import EditedSource, edit, export_edits
 from sm120kit.patches.files import dependents, drop, find
 from sm120kit.patches.foreign import ImportTarget, import_patches, of_the_source
 from sm120kit.patches.format import Patch, normal_form, read_foreign
@@ -13,6 +13,7 @@ from sm120kit.patches.patch_records import TreeProject, projects_in_tree
 from sm120kit.patches.series import fix, lint, load, load_for_tree, origin, projects
 
 __all__ = [
+    "EditedSource",
     "ImportTarget",
     "Patch",
     "Problem",

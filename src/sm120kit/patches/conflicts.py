@@ -23,9 +23,6 @@ MAX_LINES = 16
 """Limit for the lines of an excerpt; the first difference and what follows it is shown."""
 
 MAX_COLUMNS = 180
-NEAR = 200
-"""Distance in lines up to which the same text counts as the same place."""
-
 _SLACK = 8
 """By how many lines upstream's text at a place may be longer than the patch's."""
 
@@ -59,13 +56,6 @@ def explain(
                 )
             )
     return conflicts
-
-
-def lines_present(hunk: Hunk, lines: Sequence[bytes]) -> list[int]:
-    """Where a file has the lines that a hunk adds, if it has all of them near the place that is most like the hunk."""
-    place = _place(hunk, lines) or hunk.start
-    numbers = [_nearest(line, lines, place) for line in _added(hunk)]
-    return sorted(set(numbers)) if numbers and all(n and abs(n - place) < NEAR for n in numbers) else []
 
 
 def describe(conflict: HunkConflict, project: str, version: str) -> Iterator[str]:

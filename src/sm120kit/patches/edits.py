@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import write_atomic
@@ -20,6 +21,7 @@ from sm120kit.core.seal import is_sealed, seal
 from sm120kit.patches.apply import REFS
 from sm120kit.patches.export import export, write_back
 from sm120kit.patches.format import Patch
+from sm120kit.patches.moved import Moved, write_moved
 from sm120kit.patches.patch_records import PatchedTree, projects_in_tree
 from sm120kit.patches.reconcile import BothChanged, Sides, by_name, rebuild
 from sm120kit.patches.series import load_for_tree
@@ -45,7 +47,7 @@ class EditRecord:
 
     ``pin`` is the digest of the recipe's pins, ``series`` that of ``patches``: the sha256 of each applied patch by name, in
     order. ``commits`` are the commits of the series. ``series`` is empty if the directory lacks changes of ``patches``, with
-    which its commits were merged.
+    which its commits were merged. ``moved`` has the version of each project that the commits of a rebase are moved from.
     """
 
     recipe: str
@@ -53,21 +55,29 @@ class EditRecord:
     series: str
     patches: dict[str, str]
     commits: tuple[str, ...]
+    moved: Mapping[str, str]
 
     @classmethod
     def of(
-        cls, recipe: str, pin: Pin, inside: tuple[VendoredProject, ...], patches: dict[str, str], commits: Sequence[str]
+        cls,
+        recipe: str,
+        pin: Pin,
+        inside: tuple[VendoredProject, ...],
+        patches: dict[str, str],
+        commits: Sequence[str],
+        moved: Mapping[str, str] = MappingProxyType({}),
     ) -> EditRecord:
         """The record of a recipe with these patches."""
-        return cls(recipe, digest_of([pin, inside]), digest_of(list(patches.items())), patches, tuple(commits))
+        return cls(recipe, digest_of([pin, inside]), digest_of(list(patches.items())), patches, tuple(commits), dict(moved))
 
     def section(self, key: bytes) -> str:
         """The record as a section of git's configuration, sealed with a key."""
         values = [("recipe", self.recipe), ("pin", self.pin), ("series", self.series)]
         values += [("patch", f"{name} {sha256}") for name, sha256 in self.patches.items()]
         values += [("commit", commit) for commit in self.commits]
+        values += [("moved", f"{project} {version}") for project, version in self.moved.items()]
         values.append(("seal", seal(key, _SECTION, digest_of(self))))
-        return config_section(_SECTION, values)
+        return _config_section(values)
 
     @classmethod
     def read(cls, repository: Repository, config: Path, key: bytes) -> EditRecord | None:
@@ -77,7 +87,7 @@ class EditRecord:
         """
         if config.is_symlink() or not config.is_file():
             return None
-        names = rf"^{_SECTION}\.(recipe|pin|series|patch|commit|seal)$"
+        names = rf"^{_SECTION}\.(recipe|pin|series|patch|commit|moved|seal)$"
         listed = repository.git("config", "--file", config, "--no-includes", "-z", "--get-regexp", names, check=False)
         values: dict[str, list[str]] = {}
         for entry in listed.raw.decode(errors="replace").split("\0"):
@@ -86,16 +96,18 @@ class EditRecord:
         single = [values.get(name, []) for name in ("recipe", "pin", "series", "seal")]
         if any(len(value) != 1 for value in single):
             return None
-        patches = {name: sha256 for name, _, sha256 in (value.partition(" ") for value in values.get("patch", []))}
+        patches, moved = (
+            {name: rest for name, _, rest in (value.partition(" ") for value in values.get(key, []))}
+            for key in ("patch", "moved")
+        )
         recipe, pin, series, found = (value[0] for value in single)
-        record = cls(recipe, pin, series, patches, tuple(values.get("commit", [])))
+        record = cls(recipe, pin, series, patches, tuple(values.get("commit", [])), moved)
         return record if is_sealed(key, _SECTION, digest_of(record), found) else None
 
 
-def config_section(name: str, values: Sequence[tuple[str, str]]) -> str:
-    """A section of git's configuration with these keys and values."""
+def _config_section(values: Sequence[tuple[str, str]]) -> str:
     escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
-    return "".join([f"[{name}]\n", *(f'\t{key} = "{value.translate(escaped)}"\n' for key, value in values)])
+    return "".join([f"[{_SECTION}]\n", *(f'\t{key} = "{value.translate(escaped)}"\n' for key, value in values)])
 
 
 def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:
@@ -120,20 +132,32 @@ def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:
     patches = {f"{patch.project}/{patch.slug}": patch.sha256 for patch in tree.patches}
     commits = [patch.commit for patch in tree.patches]
     record = EditRecord.of(recipe, tree.checkout.pin, tree.inside, patches, commits)
-    config = directory / ".git/config"
-    write_atomic(config, config.read_bytes() + record.section(key).encode())
+    write_section(directory / ".git/config", record.section(key))
 
 
-def export_edits(
-    directory: Path,
-    recipe: str,
-    pin: Pin,
-    inside: tuple[VendoredProject, ...],
-    root: Path,
-    key: bytes,
-    overwrite: Collection[str] = (),
-) -> list[Path]:
-    """Write the commits of a directory that :func:`edit` made to the series below ``root``; returns the files that changed.
+def write_section(config: Path, section: str) -> None:
+    """Add a section to the configuration of a repository."""
+    write_atomic(config, config.read_bytes() + section.encode())
+
+
+def names_in_commits(repository: Repository, base: str, tip: str) -> list[str]:
+    """The names in the trailers ``Patch`` of the commits above ``base`` up to ``tip``, the first commit first."""
+    form = "--format=%(trailers:key=Patch,valueonly)"
+    return repository.git("log", "--reverse", form, f"{base}..{tip}").stdout.split()
+
+
+@dataclass(frozen=True)
+class EditedSource:
+    """The source of a recipe, which is named as an argument of commands; ``pinned`` are the versions that recipes pin."""
+
+    recipe: str
+    pin: Pin
+    inside: tuple[VendoredProject, ...]
+    pinned: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def export_edits(directory: Path, source: EditedSource, root: Path, key: bytes, overwrite: Collection[str] = ()) -> list[Path]:
+    """Write the commits of a directory of :func:`edit`, or of a rebase, to the series below ``root``; the files that changed.
 
     If the series changed since, the two are merged patch by patch; the directory stays as it is.
     ``pin`` and ``inside`` are those of ``recipe``; ``key`` is that with which the directory was made. For ``overwrite`` see
@@ -145,6 +169,7 @@ def export_edits(
         BadInput: the directory has uncommitted changes or another branch than ``series``, or see :func:`export`.
         AlreadyExists: see :func:`write_back`.
     """
+    recipe, pin, inside = source.recipe, source.pin, source.inside
     edited = directory.absolute() / ".git"
     with tempfile.TemporaryDirectory(prefix="sm120kit-series-") as scratch:
         # The configuration of the edited repository may name programs to run, so git works on a copy.
@@ -175,6 +200,8 @@ def export_edits(
         exported = export(repository, BASE, SERIES, projects)
         merge = record.series != present.series
         meanwhile: list[str] = []
+        if merge and record.moved:
+            raise Mismatch(f"the series changed since the rebase in {directory} began", "rebase into a new directory")
         if merge:
             recorded = _recorded_tip(repository, edited, record)
             before = export(repository, BASE, recorded, projects)
@@ -194,16 +221,20 @@ def export_edits(
                 listed = "".join(f"\n  {change}" for change in meanwhile)
                 raise Mismatch(message + listed, _by_hand(directory, present.recipe, sides.own)) from None
             exported = export(repository, BASE, merged, projects)
-        changed = write_back(repository, exported, projects, root, overwrite)
+        if record.moved:
+            changed = write_moved(repository, exported, Moved(projects, record.moved, source.pinned), root)
+        else:
+            changed = write_back(repository, exported, projects, root, overwrite)
         for change in meanwhile:
             reporting.info(f"kept, although {directory} lacks it: {change}")
-        if changed:
+        if changed or record.moved:
             after = EditRecord.of(recipe, pin, inside, _applied(pin, inside, load_for_tree(pin, inside, root)), commits)
             after = replace(after, series="") if merge else after
             config = Path(scratch) / "config"
             config.write_bytes((edited / "config").read_bytes())
             repository.git("config", "--file", config, "--remove-section", _SECTION)
-            write_atomic(edited / "config", config.read_bytes() + after.section(key).encode())
+            write_section(config, after.section(key))
+            write_atomic(edited / "config", config.read_bytes())
         return changed
 
 

@@ -271,7 +271,7 @@ def _file_of(
         )
     if before is None or before.diff == patch.diff:
         return patch
-    if _has_effect(repository, before, commit, project):
+    if has_effect(repository, before, commit, project):
         return replace(patch, diff=before.diff)
     lost = _first_lost(before.versions, patch.versions)
     if lost and before.name not in overwrite:
@@ -314,7 +314,7 @@ def _first_lost(before: SpecifierSet, after: SpecifierSet) -> str:
     return next(lost, "")
 
 
-def _has_effect(repository: Repository, patch: Patch, commit: Exported, project: TreeProject) -> bool:
+def has_effect(repository: Repository, patch: Patch, commit: Exported, project: TreeProject) -> bool:
     """Whether a patch makes the tree of a commit from that of its parent."""
     with repository.index(commit.parent) as index:
         if git_apply(index, patch, project).returncode != 0:

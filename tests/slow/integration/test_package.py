@@ -210,7 +210,6 @@ def contents(directory: Path) -> dict[str, bytes]:
 WRITES = (
     ["patch", "check", "--fix"],
     ["patch", "drop", "cutlass/single-k-block-mainloop", "--offline"],
-    ["patch", "rename", "single-k-block-mainloop", "other"],
     ["patch", "import", "absent.diff"],
     ["patch", "export", "flashinfer@0.6.6", "--from", "absent"],
     ["patch", "rebase", "flashinfer@0.6.6", "--onto", "flashinfer@0.7.2.post1", "--into", "new"],
