@@ -370,3 +370,29 @@ def test_upgrade_is_reported(own: Path, built_in: PatchDirectory, tmp_path: Path
     changes = ["changed cutlass/first", "removed cutlass/second", "added cutlass/third"]
     assert [line.rpartition(": ")[2] for line in lines[1:]] == changes
     assert files(own) == before
+
+
+@pytest.mark.parametrize(("kind", "folder"), [("engines", "recipes"), ("configurations", "configurations")])
+def test_file_where_only_the_built_in_ones_are(own: Path, kind: str, folder: str) -> None:
+    """It would be ignored without a word."""
+    (own / "recipes" / kind).mkdir(exist_ok=True)
+    (own / "recipes" / kind / "x-1.toml").write_text("edition = 1\n")
+    result = sm120kit("recipe", "list")
+    assert isinstance(result.exception, BadInput)
+    assert f"recipes/{kind}/x-1.toml" in result.exception.message and str(own / folder) in result.exception.hint
+
+
+@pytest.mark.parametrize("content", ["edition = ", 'engine = "vllm-0.33.0"\n', None])
+def test_damaged_configuration_is_left_out(own: Path, built_in: PatchDirectory, content: str | None) -> None:
+    """It is an error only where it is the one that is asked for."""
+    before = [configuration.name for configuration in configurations.readable()]
+    name = configurations.names()[0]
+    text = (built_in.path / f"recipes/configurations/{name}.toml").read_text()
+    unknown = text.replace(f'name = "{name}"', 'name = "damaged"').replace('engine = "', 'engine = "no-such-')
+    (own / "configurations/damaged.toml").write_text(unknown if content is None else content)
+    assert [configuration.name for configuration in configurations.readable()] == before
+    listed = sm120kit("config", "list")
+    assert listed.exit_code == 0 and "damaged is left out" in listed.output
+    if content is not None:
+        with pytest.raises(BadInput):
+            configurations.load("damaged")

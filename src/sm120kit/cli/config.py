@@ -21,7 +21,7 @@ def list_(json: Json = False) -> None:
 
     In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
-    listed = [configurations.load(name) for name in configurations.names()]
+    listed = list(configurations.readable())
     origins = {name: origin(configurations.KIND, find(configurations.KIND, f"{name}.toml")) for name in configurations.names()}
     if json:
         console.json_data([config.model_dump(mode="json") | {"from": origins[config.name]} for config in listed])

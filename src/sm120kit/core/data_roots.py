@@ -51,7 +51,8 @@ def user_repository() -> Path | None:
 
     Raises:
         NotTrusted: it belongs to another user, whose patches would run in builds.
-        BadInput: the file is malformed, or a directory of the repository is a link that leaves it.
+        BadInput: the file is malformed, a directory of the repository is a link that leaves it, or a recipe or configuration
+            is where only built-in ones are.
     """
     for directory in _upward():
         if os.path.lexists(directory / REPOSITORY_FILE):
@@ -213,3 +214,6 @@ def _require_usable(repository: Path) -> None:
     for folder in (repository / name for name in FOLDERS):
         if not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(repository)):
             raise BadInput(f"{folder} is a link that leaves the repository", "replace it by a directory")
+    for kind, folder in _OWN_FOLDERS.items():
+        if misplaced := next((repository / "recipes" / kind).glob("*.toml"), None):
+            raise BadInput(f"{misplaced} is not where it is read", f"move it to {repository / folder}")

@@ -137,5 +137,4 @@ def _served(configuration: configurations.Configuration, recorded: Mapping[str, 
 
 def _configurations(recipe: recipes.Recipe) -> list[configurations.Configuration]:
     """The configurations that the image of a recipe serves."""
-    every = map(configurations.load, configurations.names())
-    return [configuration for configuration in every if configuration.engine == recipe.name]
+    return [each for each in configurations.readable() if each.engine == recipe.name]

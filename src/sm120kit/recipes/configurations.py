@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeGuard
 from pydantic import AliasChoices, Field, StringConstraints
 
 from sm120kit import engines
-from sm120kit.core import data_roots
-from sm120kit.core.errors import NotFound, did_you_mean, nearest
+from sm120kit.core import data_roots, reporting
+from sm120kit.core.errors import BadInput, NotFound, did_you_mean, nearest
 from sm120kit.core.outside import file_problem
 from sm120kit.engines import parser
 from sm120kit.recipes.load import read_toml, validate
@@ -209,6 +209,18 @@ def _release(recipe: str) -> tuple[int, ...]:
 def names() -> tuple[str, ...]:
     """Names of the configurations: the user's and the built-in."""
     return tuple(sorted(data_roots.entries(KIND)))
+
+
+def readable() -> Iterator[Configuration]:
+    """Every configuration but the user's that are not well-formed or of an unknown engine, which are reported and left out."""
+    for name in names():
+        try:
+            configuration = load(name)
+            engines.of_recipe(configuration.engine)
+        except (BadInput, NotFound) as error:
+            reporting.warn(f"configuration {name} is left out: {error.message}")
+            continue
+        yield configuration
 
 
 def _is_path(name: str) -> bool:

@@ -95,10 +95,9 @@ def published(repository: str, hardware: Hardware | None, *, exact: bool, engine
     The one with the most GPUs, then with the highest figure; none that is historical. Without ``hardware`` the one with the
     fewest GPUs.
     """
-    every = [configurations.load(name) for name in configurations.names()]
     usable = [
         each
-        for each in every
+        for each in configurations.readable()
         if each.model.repository.lower() == repository.lower()
         and not each.historical
         and engine in ("", each.engine, each.served_by.name)

@@ -202,7 +202,7 @@ def recorded_model(repository: str, gigabytes: float = 0) -> Checkpoint | None:
 
     ``gigabytes`` (10^9 bytes) is the size that a configuration states, 0 for what any other states, or the architectures.
     """
-    stated = (each.model for each in map(configurations.load, configurations.names()) if each.model.repository == repository)
+    stated = (each.model for each in configurations.readable() if each.model.repository == repository)
     listed = of_checkpoint(repository)
     size = gigabytes or next((model.gigabytes for model in stated if model.gigabytes), listed[1].gigabytes if listed else 0)
     path = recorded_config(repository)
