@@ -324,6 +324,10 @@ def test_built_in_recipe_is_locked_in_the_repository(own: Path, built_in: PatchD
     assert recipes.lock_path(file) == own / "recipes/flashinfer-0.6.6.lock.json"
 
 
+def test_directory_beside_the_repository_may_be_written(own: Path) -> None:
+    data_roots.require_not_installed(own / "../beside/file")
+
+
 def test_link_out_of_the_repository(own: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (own / "patches/cutlass").symlink_to(tmp_path / "elsewhere")

@@ -159,7 +159,8 @@ def require_not_installed(path: Path) -> None:
                 "make a repository of your own (sm120kit init DIR) and work in it, or work in a git clone of sm120kit; or name"
                 " a copy of this directory with SM120KIT_DATA",
             )
-    own = next((each for each in path.absolute().parents if not file_problem(each / REPOSITORY_FILE)), None)
+    above = Path(os.path.normpath(path.absolute())).parents  # ../x of a repository is not in it
+    own = next((each for each in above if not file_problem(each / REPOSITORY_FILE)), None)
     if own and not real.is_relative_to(os.path.realpath(own)):
         raise SystemRefused(f"{path} is outside {own}: a link in it leads to {real}", "replace the link by a directory")
 
@@ -214,6 +215,6 @@ def _require_usable(repository: Path) -> None:
     for folder in (repository / name for name in FOLDERS):
         if not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(repository)):
             raise BadInput(f"{folder} is a link that leaves the repository", "replace it by a directory")
-    for kind, folder in _OWN_FOLDERS.items():
+    for kind, own in _OWN_FOLDERS.items():
         if misplaced := next((repository / "recipes" / kind).glob("*.toml"), None):
-            raise BadInput(f"{misplaced} is not where it is read", f"move it to {repository / folder}")
+            raise BadInput(f"{misplaced} is not where it is read", f"move it to {repository / own}")

@@ -90,7 +90,7 @@ def begin(move: SeriesMove, directory: Path) -> RebaseProgress:
         repository = Repository.init(new / ".git")
         base = _fetched(repository, move)
         picks = _picks(repository, move, base, [patch for patch in series if patch.name not in skipped])
-        conflicts = _rebased(repository, new, list(picks.values()))
+        conflicts = _rebased(repository, new, picks)
         done = dict.fromkeys(names_in_commits(repository, BASE, "HEAD"), "moved")
         repository.make_worktree()
         versions = {project.project: project.version for project in move.old_projects}
@@ -183,7 +183,7 @@ def _transplanted(repository: Repository, move: SeriesMove, onto: str, patch: Pa
     return commit_patch(repository, patch, trees[1], repository.commit_tree(trees[0], None, "base"))
 
 
-def _rebased(repository: Repository, directory: Path, picks: list[str]) -> tuple[str, ...]:
+def _rebased(repository: Repository, directory: Path, picks: Mapping[str, str]) -> tuple[str, ...]:
     """Check out :data:`BASE` as branch ``series`` and pick commits onto it; the files with conflicts if git stops.
 
     Raises:
@@ -197,7 +197,7 @@ def _rebased(repository: Repository, directory: Path, picks: list[str]) -> tuple
         return ()
     with tempfile.TemporaryDirectory(prefix="sm120kit-rebase-") as scratch:
         todo = Path(scratch) / "todo"
-        todo.write_text("".join(f"pick {commit}\n" for commit in picks))
+        todo.write_text("".join(f"pick {commit} {name}\n" for name, commit in picks.items()))
         env = {**_COMMITTER, "GIT_SEQUENCE_EDITOR": f"cp {shlex.quote(str(todo))}", "GIT_EDITOR": ":"}
         options = ("--interactive", "--empty=drop", "--no-autosquash", "--quiet")
         done = repository.git(
