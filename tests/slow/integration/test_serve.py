@@ -29,9 +29,10 @@ from sm120kit.bench import bench_environment
 from sm120kit.core.errors import BadInput
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks
+from sm120kit.images import checks, loading
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Check, CheckResult, VerifiedImage
+from sm120kit.images.oci import Layout
 
 pytest.importorskip("transformers", reason="the extra serve is not installed")
 pytestmark = [
@@ -186,7 +187,10 @@ def add_image(directory: Path, workspace: Workspace) -> None:
     changes = [word for name, value in labels.items() for word in ("--change", f'LABEL {name}="{value}"')]
     name = labels["sm120kit.reference"]
     subprocess.run(["docker", "import", *changes, directory / "image.tar", name], capture_output=True, check=True)
-    image = Daemon().find(name)
+    layout = Layout(workspace.root / "oci")
+    manifest = loading.read(layout, Daemon(), name)
+    layout.tag(manifest, name)
+    image = layout.image(manifest)
     passed = (Check("base", "user", CheckResult.PASSED),)
     write_record(checks.record_path(workspace, image), VerifiedImage(image, name, checks.suite_digest("vllm"), passed, {}))
 
