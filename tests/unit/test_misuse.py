@@ -392,7 +392,7 @@ def test_damaged_state_record(kind: str, run: Run, tmp_path: Path) -> None:
     [
         ("recipes/engines/flashinfer-0.6.6.lock.json", "recipe lock flashinfer-0.6.6 --check --offline", 12),
         ("recipes/engines/vllm-0.19.1.arguments.json", "config check", 11),
-        ("recipes/configurations/m.toml", "config list", 11),
+        ("recipes/configurations/m.toml", "config show m", 11),
         ("recipes/engines/flashinfer-0.6.6.toml", "recipe check", 11),
         ("recipes/workloads/quick.toml", "bench run 127.0.0.1:9", 11),
         ("patches/cutlass/series", "patch drop gdc-flags", 11),
