@@ -22,7 +22,6 @@ from sm120kit.recipes import arguments, bases
 from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.cross_tools import cross_tools
 from sm120kit.recipes.recipe_records import Closure
-from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels.build_records import WheelBuild
 from sm120kit.wheels.image_wheels import EngineBuild
@@ -94,16 +93,16 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
         FetchFailed, ResourceUnavailable and others: base or wheels cannot be fetched or stored.
     """
     base = complete(base, recipe)
-    foreign = _machine(closure) != platform.machine()
+    foreign = closure.machine != platform.machine()
     if foreign and base not in bases.of_images():
         raise RequirementMissing(
-            f"{recipe.name} is for {_machine(closure)}, and this machine, {platform.machine()}, runs no program of its image",
-            f"--base {'|'.join(bases.of_images())} runs none",
+            f"{recipe.name} is for {closure.machine}; an image as base is for this machine, {platform.machine()}",
+            f"--base {'|'.join(bases.of_images())}",
         )
     if foreign and recipe.b12x:
         raise RequirementMissing(
-            f"{recipe.name} compiles kernels of b12x in its image; this machine, {platform.machine()}, runs no program of it",
-            f"build it on a machine for {_machine(closure)}",
+            f"{recipe.name} compiles kernels of b12x in its image, which is not done in an emulator on {platform.machine()}",
+            f"build it on a machine for {closure.machine}",
         )
     if base not in bases.of_images():
         from sm120kit.images import existing_base
@@ -118,9 +117,9 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
 def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
     workspace, store = options.workspace, LocalImages(options.workspace)
     if base in bases.of_images():
-        if _machine(closure) != platform.machine():
-            cross_tools(_machine(closure), options)
-        store.require_runtime(base_layers.debian_image(base, _machine(closure), options)[1].partition("@")[2])
+        if closure.machine != platform.machine():
+            cross_tools(closure.machine, options)
+        store.require_runtime(base_layers.debian_image(base, closure.machine, options)[1].partition("@")[2])
     else:
         from sm120kit.images import existing_base
 
@@ -137,7 +136,7 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     The sizes of wheels are those that their index states. Layers of a wheel are there if an image lists the wheel.
     """
     workspace = options.workspace
-    machines = {_machine(closure), platform.machine()} if base in bases.of_images() else ()
+    machines = {closure.machine, platform.machine()} if base in bases.of_images() else ()
     absent = [machine for machine in machines if not base_layers.is_assembled(bases.load(base), machine, workspace)]
     packages = sum(package.size for machine in absent for package in bases.read_lock(base, machine))
     images = LocalImages(workspace).images(contexts.WHEELS)
@@ -148,11 +147,6 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     fetched, layers = (sum(sizes.get(wheel, 0) for wheel in wheels) for wheels in (unfetched, needed))
     compiler = 0 if (workspace.cache / "toolchains").is_dir() or not fetched else _COMPILER_BYTES
     return int(base_layers.BYTES_PER_PACKED * packages + fetched + 2 * _UNPACKED_RATIO * layers) + compiler
-
-
-def _machine(closure: Closure) -> str:
-    """The machine of a closure's wheels: ``x86_64``, ``aarch64``."""
-    return next((machine for machine in ARCHITECTURES if closure.platform.endswith(f"_{machine}")), platform.machine())
 
 
 @contextmanager
@@ -228,7 +222,7 @@ def _assemble(
 ) -> ImageBuild:
     """Write the layers of an image in the state directory, without a daemon."""
     workspace = options.workspace
-    with _opened_base(base_name, _machine(closure), options) as (base, reference):
+    with _opened_base(base_name, closure.machine, options) as (base, reference):
         context, *described = contexts.describe(setup, reference, ours, closure.wheels, workspace)
         ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
         files = assembly.wheel_files(

@@ -31,8 +31,8 @@ CLAIMS = ("kind", "recipe", "plan", "commit", "tree", "archs", "modules", "patch
 def verify_once(image: Image, workspace: Workspace) -> checks.CheckReport:
     """The report of an image that is verified already, after tagging it again, or of the checks that :func:`verify` runs.
 
-    Files that were hashed while the layers were unpacked are not read again, and results of another image are taken over where
-    what the checks read is equal.
+    Files that were hashed while the layers were unpacked are not read again, and an image that differs from a checked one in
+    Python files only gets quick checks.
     """
     store = LocalImages(workspace)
     try:

@@ -116,12 +116,11 @@ def tvm_ffi(target: FlashInferTarget, machine: str = "") -> TvmFfi:
         RequirementMissing: the recipe is not locked, and no tvm-ffi is installed.
         FetchFailed, NotTrusted, OfflineMiss, ResourceUnavailable: the wheel could not be fetched or unpacked.
     """
-    foreign = machine not in ("", platform.machine())
     wheels = locked_tvm_ffi(_locked(target, machine))
-    installed, spec = toolchain.installed_version(FFI), importlib.util.find_spec("tvm_ffi")
-    here = spec is not None and not foreign and all(wheel.version == installed for wheel in wheels)
-    if here and spec is not None and spec.origin is not None:
-        return TvmFfi(installed, Path(spec.origin).parent)
+    if machine in ("", platform.machine()):
+        installed, spec = toolchain.installed_version(FFI), importlib.util.find_spec("tvm_ffi")
+        if spec is not None and spec.origin is not None and all(wheel.version == installed for wheel in wheels):
+            return TvmFfi(installed, Path(spec.origin).parent)
     if not wheels:
         raise RequirementMissing(
             f"{target.recipe.name} is not locked and {FFI}, which its modules are compiled with, is not installed",
@@ -167,8 +166,7 @@ def _closure(target: FlashInferTarget, machine: str = "") -> Closure | None:
     if not target.lock_path.is_file():
         return None
     closures = read(target.lock_path).closures
-    suffix = f"_{machine or platform.machine()}"
-    return next((closure for closure in closures if closure.platform.endswith(suffix)), None)
+    return next((closure for closure in closures if closure.machine == (machine or platform.machine())), None)
 
 
 def _unpack(target: FlashInferTarget, wheels: Sequence[LockedWheel], machine: str = "") -> Path:

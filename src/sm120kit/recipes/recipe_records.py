@@ -20,6 +20,11 @@ class Closure:
     wheels: tuple[LockedWheel, ...]
     sha256: str
 
+    @property
+    def machine(self) -> str:
+        """The machine of its wheels: ``x86_64``, ``aarch64``."""
+        return self.platform.split("_", 3)[3]
+
 
 @dataclass(frozen=True)
 class LockedSource:

@@ -25,11 +25,11 @@ from sm120kit.recipes import EngineRecipe, arguments
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import Device, allreduce, nodes
 from sm120kit.serving.container import LOOPBACK
+from sm120kit.sources.debian import ARCHITECTURES
 
 HOST = Path("/")
 INDEX = Path("images.json")
 """The index that is used if none is named."""
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 """Machines of wheel platform tags, and the architectures of image platforms."""
 NO_IMAGE = "IMAGE"
 """Name of the image in a planned command line if this host has none."""
@@ -124,10 +124,9 @@ def resolve(
         require_port(location.port, location.listen)
     resolved = _on_host(ResolvedLaunch(configuration, engine, None, probe(root), (), location, source), root, planned=planned)
     # The records of a host do not include its architecture; the engine's images are for one only.
-    machine = engine.environment.platforms[0].split("_", 3)[3]
     indexed = not image and (source.index != INDEX or source.index.exists())
     if indexed:
-        entry = published.select(configuration.engine, source, f"linux/{MACHINES[machine]}", workspace)
+        entry = published.select(configuration.engine, source, f"linux/{ARCHITECTURES[engine.machine]}", workspace)
         resolved = replace(resolved, image=entry.verified, published=entry)
     elif image := image or _local_image(configuration.engine, workspace):
         verified = checks.require_verified(image, LocalImages(workspace), workspace)
@@ -138,11 +137,12 @@ def resolve(
         name = configuration.engine
         raise NotFound(
             f"there is no image of {name} on this host",
-            f"`sm120kit build {name}` builds one; `sm120kit pull {name} --index FILE` pulls a published one",
+            f"`sm120kit build {name}` builds one; `sm120kit pull {name} --index FILE` pulls a published one;"
+            " `sm120kit verify image NAME` reads in one that only the container daemon has",
         )
     if resolved.image:
         serving.require_image(configuration, resolved.image)
-        own = f"linux/{MACHINES.get(os.uname().machine, os.uname().machine)}"
+        own = f"linux/{ARCHITECTURES.get(os.uname().machine, os.uname().machine)}"
         if not planned and resolved.image.image.platform != own:
             raise Mismatch(
                 f"{resolved.image.reference} is for {resolved.image.image.platform}, and this machine is {own}",
