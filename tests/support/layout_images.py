@@ -47,14 +47,19 @@ def add_layer(layout: Layout, name: str, seed: int, size: int) -> Descriptor:
 
 
 def add_image(
-    workspace: Workspace, seeds: tuple[int, ...], context: str = "4" * 64, size: int = 2**20, more: Mapping[str, str] = {}
+    workspace: Workspace,
+    seeds: tuple[int, ...],
+    context: str = "4" * 64,
+    size: int = 2**20,
+    more: Mapping[str, str] = {},
+    machine: str = "amd64",
 ) -> tuple[str, str]:
     """A checked image in the layout, with ``more`` labels and the record of its build; returns manifest and name."""
     layout = Layout(workspace.root / "oci")
     layers = [add_layer(layout, f"file-{number}", seed, size) for number, seed in enumerate(seeds)]
     settings = {"Labels": labels(context) | dict(more), "Env": ["PATH=/bin"], "User": "1000", "Entrypoint": ["/file-0"]}
     history = [{"created_by": f"layer {seed}"} for seed in seeds]
-    config = {"os": "linux", "architecture": "amd64", "config": settings, "history": history}
+    config = {"os": "linux", "architecture": machine, "config": settings, "history": history}
     manifest = layout.add_image(layers, [layer.digest for layer in layers], config).digest
     name = image_name("vllm", VERSION, context)
     image = layout.image(manifest)

@@ -23,9 +23,8 @@ from sm120kit.core.errors import BadInput
 from sm120kit.images import image_verification, publication, published_images
 from sm120kit.images.checks import CheckReport
 from sm120kit.images.checks.quick import left_out
+from sm120kit.images.image_index import own_platform
 from sm120kit.images.image_records import Check, CheckResult
-
-PLATFORM = "linux/amd64"
 
 
 def verify_image(
@@ -89,20 +88,23 @@ def publish(
 ) -> None:
     """Push a checked image and list it in the index.
 
-    It is listed by digest, with SBOM and provenance. A tag that exists is not moved. No container daemon is needed.
+    It is listed by digest, with SBOM and provenance. A tag that exists is not moved. No container daemon is needed. Images of
+    an engine for x86-64 and arm64 get a common name, of which docker pulls the image for its machine.
     """
     workspace = sources.workspace()
     entry = publication.publish(reference, repository, index, workspace, signing.signer(), allow_local=allow_local)
+    multiarch = publication.publish_for_all_machines(entry, index)
     assert entry.attested is not None
     if json:
-        console.json_data(
-            {"repository": entry.repository, "tag": entry.tag, "digest": entry.digest, "attested": entry.attested}
-        )
+        fields = {"repository": entry.repository, "tag": entry.tag, "digest": entry.digest, "attested": entry.attested}
+        console.json_data({**fields, "multiarch": multiarch})
         return
     console.info(f"listed in {index}")
     statements = f"{entry.attested.sbom.path} and {entry.attested.statement.path}"
     signed = "signed" if entry.attested.signed else "not signed: --key and --keyless sign"
     console.info(f"beside it {statements}, {signed}")
+    if multiarch:
+        console.info(f"for x86-64 and arm64: {multiarch}")
     console.data(f"{entry.repository}@{entry.digest}")
 
 
@@ -112,7 +114,9 @@ def pull(
     ] = "",
     *,
     images: PublishedImages,
-    platform: Annotated[str, typer.Option("--platform", metavar="OS/MACHINE", help="Operating system and machine.")] = PLATFORM,
+    platform: Annotated[
+        str, typer.Option("--platform", metavar="OS/MACHINE", help="As linux/arm64; default: this machine's.")
+    ] = "",
     load: Annotated[
         bool | None,
         typer.Option(
@@ -134,7 +138,7 @@ def pull(
     if not name:
         raise BadInput("no image is named", "name a recipe, tag or build id, or use --check")
     workspace, index = sources.workspace(), images.source()
-    entry = published_images.select(name, index, platform, workspace)
+    entry = published_images.select(name, index, platform or own_platform(), workspace)
     pulled = published_images.pull_and_load(entry, index, workspace, load=load)
     if json:
         console.json_data(pulled)

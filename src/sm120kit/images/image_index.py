@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from sm120kit.core.errors import BadInput, BadRecord, NotFound, RegistryFailed
 from sm120kit.core.outside import file_problem
 from sm120kit.core.record_files import read_record
 from sm120kit.images.image_records import PublishedImage
+from sm120kit.sources.debian import ARCHITECTURES
 
 FORMAT = 1
 
@@ -67,8 +69,21 @@ def read_index(path: Path) -> PublishedIndex:
     return index
 
 
+def own_platform() -> str:
+    """The platform of images that run on this machine, as ``linux/arm64``."""
+    machine = os.uname().machine
+    return f"linux/{ARCHITECTURES.get(machine, machine)}"
+
+
+def any_machine(recipe: str) -> str:
+    """The name that recipes of the same engine for several kinds of machines share: those for DGX Spark end in ``-spark``."""
+    return recipe.removesuffix("-spark")
+
+
 def find_image(name: str, path: Path, platform: str) -> PublishedImage:
     """Find the image for ``platform`` in an index by recipe name, tag, or the first 8 or more digits of its build id.
+
+    A recipe's name without the kind of machine selects that for ``platform``.
 
     Raises:
         NotFound: there is none, or more than one.
@@ -80,7 +95,10 @@ def find_image(name: str, path: Path, platform: str) -> PublishedImage:
         image
         for image in images
         if image.verified.image.platform == platform
-        and (recipe_or_tag in (image.recipe, image.tag) or (len(name) >= 8 and image.build_id.startswith(name)))
+        and (
+            recipe_or_tag in (image.recipe, any_machine(image.recipe), image.tag)
+            or (len(name) >= 8 and image.build_id.startswith(name))
+        )
     ]
     if not matches:
         recipes = ", ".join(sorted({image.recipe for image in images})) or "nothing"

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from sm120kit.core.digests import digest_of
+from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels.build_records import Artifact
 
@@ -55,6 +56,12 @@ class Image:
     labels: dict[str, str]
     user: str
     bytes: int
+
+    @property
+    def machine(self) -> str:
+        """The machine it runs on, as wheels name it: ``aarch64``; "" for one of which no images are built."""
+        names = {name: machine for machine, name in ARCHITECTURES.items()}
+        return names.get(self.platform.partition("/")[2], "")
 
     @property
     def canonical_name(self) -> str:

@@ -33,7 +33,6 @@ from sm120kit.images.image_records import ContainerResult, Image, start_settings
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.images.rootfs import LayerRecord, UnpackedLayer
 from sm120kit.recipes.cross_tools import CrossTools, cross_tools
-from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.sources.run_options import Options
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -235,8 +234,8 @@ class LocalImages:
 
     def _emulator(self, image: Image) -> CrossTools | None:
         """What runs the programs of an image for another machine, fetched if need be."""
-        machine = {name: machine for machine, name in ARCHITECTURES.items()}.get(image.platform.partition("/")[2], "")
-        return None if machine in ("", platform.machine()) else cross_tools(machine, Options(self._workspace))
+        native = image.machine in ("", platform.machine())
+        return None if native else cross_tools(image.machine, Options(self._workspace))
 
 
 def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str | Path]]:

@@ -18,7 +18,7 @@ from sm120kit.images import image_inputs as contexts
 from sm120kit.images.attestation import Signer, base_packages, origins
 from sm120kit.images.checks.quick import left_out
 from sm120kit.images.distribution import RegistryClient
-from sm120kit.images.image_index import FORMAT, PublishedIndex, read_index, require_repository
+from sm120kit.images.image_index import FORMAT, PublishedIndex, any_machine, read_index, require_repository
 from sm120kit.images.image_records import Attestation, PublishedImage, VerifiedImage
 from sm120kit.images.loading import manifest_digest
 from sm120kit.images.local_images import LocalImages
@@ -98,6 +98,28 @@ def list_published(
         unchanged = [other for other in published.images if other not in listed]
         write_record(index, PublishedIndex(FORMAT, tuple(sorted([*unchanged, entry], key=_order))))
     return entry
+
+
+def publish_for_all_machines(entry: PublishedImage, index: Path) -> str:
+    """Push an OCI index of a published image and the newest ones of its recipe for other machines in its repository.
+
+    Returns its name with tag and digest; "" if ``index`` lists the image for one kind of machine only.
+
+    Raises:
+        NotFound, NotTrusted, RegistryFailed: see :meth:`RegistryClient.push_index`.
+    """
+    family = [
+        listed
+        for listed in read_index(index).images
+        if listed.repository == entry.repository and any_machine(listed.recipe) == any_machine(entry.recipe)
+    ]
+    by_age = [*sorted(family, key=lambda listed: listed.published), entry]
+    newest = {listed.verified.image.platform: listed.digest for listed in by_age}
+    if len(newest) == 1:
+        return ""
+    version = entry.verified.image.labels["org.opencontainers.image.version"].partition("+")[0]
+    with RegistryClient(entry.repository) as client:
+        return f"{entry.repository}:{client.push_index(newest, version)}"
 
 
 def push(image: VerifiedImage, repository: str, layout: Layout) -> str:

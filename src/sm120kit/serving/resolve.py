@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,6 +16,7 @@ from sm120kit.hosts.facts import Host, probe
 from sm120kit.images import checks, inventory
 from sm120kit.images import image_inputs as images
 from sm120kit.images import published_images as published
+from sm120kit.images.image_index import own_platform
 from sm120kit.images.image_records import PublishedImage, VerifiedImage
 from sm120kit.images.inventory import CheckStatus
 from sm120kit.images.local_images import LocalImages
@@ -142,8 +142,7 @@ def resolve(
         )
     if resolved.image:
         serving.require_image(configuration, resolved.image)
-        own = f"linux/{ARCHITECTURES.get(os.uname().machine, os.uname().machine)}"
-        if not planned and resolved.image.image.platform != own:
+        if not planned and resolved.image.image.platform != (own := own_platform()):
             raise Mismatch(
                 f"{resolved.image.reference} is for {resolved.image.image.platform}, and this machine is {own}",
                 "sm120kit config list has configurations with other engines",

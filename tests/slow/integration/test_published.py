@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from layout_images import RECIPE, Host, add_image, labels
+from layout_images import RECIPE, VERSION, Host, add_image, labels
 
-from sm120kit.core.errors import AlreadyExists, NotAttested, NotTrusted, NotVerified
+from sm120kit.core.errors import AlreadyExists, NotAttested, NotFound, NotTrusted, NotVerified
 
 pytestmark = pytest.mark.skipif(not shutil.which("docker-registry"), reason="not installed: docker-registry")
 
 
+def new_key(directory: Path, name: str) -> Path:
+    """Write a new key to ``NAME.pem`` and its public part to ``NAME.pub``; returns the first."""
+    pem, made = serialization.Encoding.PEM, ed25519.Ed25519PrivateKey.generate()
+    private = made.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    public = made.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (directory / f"{name}.pem").write_bytes(private)
+    (directory / f"{name}.pub").write_bytes(public)
+    return directory / f"{name}.pem"
+
+
 @pytest.fixture
-def names(publisher: Host, address: str, tmp_path: Path) -> tuple[str, str]:
+def key(tmp_path: Path) -> Path:
+    return new_key(tmp_path, "key")
+
+
+@pytest.fixture
+def names(publisher: Host, address: str, key: Path, tmp_path: Path) -> tuple[str, str]:
     """The names of two images that were published and signed, in old.json and new.json."""
-    pem = serialization.Encoding.PEM
-    for name in ("key", "other"):
-        key = ed25519.Ed25519PrivateKey.generate()
-        private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        (tmp_path / f"{name}.pem").write_bytes(private)
-        public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-        (tmp_path / f"{name}.pub").write_bytes(public)
+    new_key(tmp_path, "other")
     published = []
     for seed, index in enumerate(("old", "new")):
         _, name = add_image(publisher.workspace, (seed,), f"{4 + seed}" * 64)
-        publisher.run("publish", name, f"{address}/sm120kit/vllm", "--index", f"{index}.json", "--key", "key.pem")
+        publisher.run("publish", name, f"{address}/sm120kit/vllm", "--index", f"{index}.json", "--key", key)
         published.append(name)
         time.sleep(1.1)  # the time of publishing has whole seconds
     return published[0], published[1]
@@ -77,3 +87,45 @@ def test_neither_an_index_nor_a_label_moves_a_tag(user: Host, names: tuple[str, 
     assert "is another local image" in refused and "sm120kit image rm" in refused
     found = [user.layout.find(name) for name in ("python:3.12", new)]
     assert [listed and listed.digest for listed in found] == [victim, victim]
+
+
+@pytest.mark.skipif(not shutil.which("skopeo"), reason="not installed: skopeo")
+def test_one_name_for_two_machines(publisher: Host, user: Host, address: str, key: Path, tmp_path: Path) -> None:
+    """Docker and skopeo select by machine in the OCI index, pull by platform; each image has SBOM, statement and export."""
+    images = {"amd64": RECIPE, "arm64": f"{RECIPE}-spark"}
+    names, repository, published = {}, f"{address}/sm120kit/vllm", {}
+    for seed, (machine, recipe) in enumerate(images.items()):
+        _, names[machine] = add_image(
+            publisher.workspace, (seed,), f"{4 + seed}" * 64, more={"sm120kit.recipe": recipe}, machine=machine
+        )
+        done = publisher.run("publish", names[machine], repository, "--key", key, "--json")
+        published[machine] = json.loads(done.stdout)
+    assert published["amd64"]["multiarch"] == "", "one machine needs no index"
+    name = published["arm64"]["multiarch"]
+    tag, _, digest = name.partition("@")
+    assert tag.startswith(f"{repository}:{VERSION}-multiarch.") and digest.startswith("sha256:")
+    for machine in images:
+        raw = subprocess.run(
+            ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{tag}"], capture_output=True, check=True
+        ).stdout
+        listed = {each["platform"]["architecture"]: each["digest"] for each in json.loads(raw)["manifests"]}
+        assert listed == {each: entry["digest"] for each, entry in published.items()}
+        shown = subprocess.run(
+            ["skopeo", f"--override-arch={machine}", "inspect", "--tls-verify=false", f"docker://{tag}"],
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(shown.stdout)["Architecture"] == machine
+        pulled = user.run("pull", RECIPE, "--platform", f"linux/{machine}", "--trust", key.with_suffix(".pub"))
+        assert pulled.stdout.strip() == names[machine]
+        user.run("image", "export", names[machine], f"{machine}.tar")
+        config = subprocess.run(
+            ["skopeo", f"--override-arch={machine}", "inspect", f"oci-archive:{machine}.tar"],
+            cwd=user.directory,
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(config.stdout)["Architecture"] == machine
+    again = publisher.run("publish", names["amd64"], repository, "--json")
+    assert json.loads(again.stdout)["multiarch"] == name, "it follows from the images"
+    assert "has no image" in user.run("pull", f"{RECIPE}-spark", "--platform", "linux/amd64", code=NotFound.exit_code).stderr

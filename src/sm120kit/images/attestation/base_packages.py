@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -42,7 +41,7 @@ def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[B
     settings = dict(line.split("=", 1) for line in described.splitlines() if "=" in line)
     system = "-".join(settings[key].strip("\"'") for key in ("ID", "VERSION_ID") if key in settings)
     name = image.labels.get("org.opencontainers.image.base.name", "")
-    locked = bases.read_lock(name, platform.machine()) if name in bases.of_images() else ()
+    locked = bases.read_lock(name, image.machine) if name in bases.of_images() else ()
     files = {(package.name, package.version, package.architecture): package.sha256 for package in locked}
     packages = []
     for paragraph in status.split("\n\n"):

@@ -7,9 +7,10 @@ directions, and every pulled layer by its diff id in the config as well.
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -179,6 +180,26 @@ class RegistryClient:
         _send(self._blobs(), config, layout.path(config.digest))
         return self._put_manifest(tag, manifest_of(config, [pushed[layer.digest] for layer in layout.layers(manifest)]))
 
+    def push_index(self, images: Mapping[str, str], version: str) -> str:
+        """Push an index of images that the repository has: digests by platform (``os/machine``). Returns ``TAG@DIGEST``.
+
+        The tag has ``version`` and a part of the digest, so that it never moves.
+
+        Raises:
+            NotFound: the repository does not have an image.
+            NotTrusted, RegistryFailed: see :meth:`push`.
+        """
+        manifests = []
+        for platform, image in sorted(images.items()):
+            system, _, architecture = platform.partition("/")
+            manifests.append(self._document(image).descriptor | {"platform": {"os": system, "architecture": architecture}})
+        content = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}, sort_keys=True).encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        tag = f"{version}-multiarch.{sha256[:12]}"
+        if self.in_registry(tag) != f"sha256:{sha256}":
+            self._put_manifest(tag, content, INDEX)
+        return f"{tag}@sha256:{sha256}"
+
     def pull(self, layout: Layout, image: RemoteImage) -> Descriptor:
         """Pull an image into a layout, without a reference, and return its manifest there.
 
@@ -324,11 +345,11 @@ class RegistryClient:
 
         blobs.download(blob, compare)
 
-    def _put_manifest(self, tag: str, content: bytes) -> str:
-        """Write a tag and return the digest of the manifest, which is read back."""
+    def _put_manifest(self, tag: str, content: bytes, media_type: str = MANIFEST) -> str:
+        """Write a tag and return the digest of the manifest or index, which is read back."""
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         activity = f"pushing {self.repository}:{tag}"
-        headers = {"Content-Type": MANIFEST, "Content-Length": str(len(content))}
+        headers = {"Content-Type": media_type, "Content-Length": str(len(content))}
         url, scope = f"/v2/{self._name}/manifests/{tag}", f"repository:{self._name}:pull,push"
         reply = self._session.request(Request("PUT", url, scope, headers, lambda: [content]), activity)
         stored = reply.headers.get("docker-content-digest", digest)
@@ -358,7 +379,7 @@ class RegistryClient:
         except ValueError as error:
             raise RegistryFailed(f"{self.repository}: {reference} is not a manifest: {error}", "is it a registry?") from error
         media_type = str(document.get("mediaType") or reply.headers.get("content-type", "").partition(";")[0])
-        return _Document(digest, media_type, document)
+        return _Document(digest, media_type, document, len(reply.body))
 
     def _manifest_reply(self, method: str, reference: str) -> Reply | None:
         url, scope = f"/v2/{self._name}/manifests/{reference}", f"repository:{self._name}:pull"
@@ -387,6 +408,12 @@ class _Document:
     digest: str
     media_type: str
     document: dict[str, Any]
+    size: int
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        """Its form in indexes."""
+        return Descriptor(self.media_type, self.digest, self.size).as_json()
 
 
 class _Budget:
