@@ -22,9 +22,9 @@ from small_engine import make_wheel
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, CommandFailed, Mismatch, NotTrusted
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import image_cuda_home, image_inputs, rootfs, wheel_layers
-from sm120kit.images.bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
-from sm120kit.images.layers import LayerWriter
+from sm120kit.images import _image_cuda_home, _rootfs, _wheel_layers, image_inputs
+from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
+from sm120kit.images._layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.sources.source_records import LockedWheel
 
@@ -187,7 +187,7 @@ def test_files_unpacked_while_layers_are_written_are_those_of_the_layers(small: 
     image, _ = small.assemble()
     unpacked, written = small.workspace.root / "oci-unpacked", small.workspace.root / "written"
     unpacked.rename(written)
-    rootfs.layers(small.layout, small.layout.find(image.id).digest, small.workspace)
+    _rootfs.layers(small.layout, small.layout.find(image.id).digest, small.workspace)
     own = image.layers[1:]  # the lowest is the base
     assert everything(unpacked, own) == everything(written, own)
 
@@ -272,7 +272,7 @@ def test_file_that_differs_from_record_is_refused_unless_the_recipe_lists_it(
     ):
         layer = LayerWriter(blob, 0)
         bytecode = BytecodeWriter(BytecodeCompiler([sys.executable]), layer)
-        wheel_layers.install(wheel, path, layer, bytecode, wheel_layers.Exceptions(wrong_record=wrong_record))
+        _wheel_layers.install(wheel, path, layer, bytecode, _wheel_layers.Exceptions(wrong_record=wrong_record))
 
 
 @pytest.mark.parametrize("entry", ["sha99=AAAA", "sha256"])
@@ -285,7 +285,7 @@ def test_record_with_malformed_hashes_is_refused(tmp_path: Path, entry: str) -> 
     path = tmp_path / "engine-1.0-py3-none-any.whl"
     wheel = LockedWheel("engine", "1.0", path.name, file_sha256(path))
     with pytest.raises(BadInput, match="cannot be installed"):
-        wheel_layers.read_contents(wheel, path, ImagePython("cpython-311", "3.11.2", ""))
+        _wheel_layers.read_contents(wheel, path, ImagePython("cpython-311", "3.11.2", ""))
 
 
 def test_image_without_cuda_headers_is_refused(small: SmallImage) -> None:
@@ -317,7 +317,7 @@ def test_bytecode_is_that_of_compileall(tmp_path: Path) -> None:
 
 def test_driver_stub_links_and_loads(tmp_path: Path) -> None:
     stub = tmp_path / "libcuda.so"
-    stub.write_bytes(image_cuda_home.driver_stub(CUDA_H.decode(), "amd64" if os.uname().machine == "x86_64" else "arm64"))
+    stub.write_bytes(_image_cuda_home.driver_stub(CUDA_H.decode(), "amd64" if os.uname().machine == "x86_64" else "arm64"))
     assert ctypes.CDLL(str(stub)).cuMemAlloc_v2() == 34
     (tmp_path / "main.c").write_text("int cuInit(unsigned); int main(void) { return cuInit(0); }\n")
     subprocess.run(["cc", "main.c", "-L.", "-lcuda", "-o", "main"], cwd=tmp_path, check=True)
@@ -360,7 +360,7 @@ def test_pattern_of_a_file_left_out_must_match(small: SmallImage) -> None:
 
 
 def test_large_file_that_a_wheel_has_twice_is_written_once(small: SmallImage) -> None:
-    library = bytes(range(256)) * (wheel_layers.LINKED_BYTES // 256)
+    library = bytes(range(256)) * (_wheel_layers.LINKED_BYTES // 256)
     small.files["other"] |= {f"other/libx.so{end}": library for end in ("", ".1", ".1.2")} | {
         "other/small.so": b"1",
         "other/same.so": b"1",

@@ -13,8 +13,8 @@ from statistics import median
 import pytest
 from schedule_server import schedule_server
 
-from sm120kit.bench import Measurement, bench_environment, client, energy, metrics, run, running_server, workload
-from sm120kit.bench.energy import Energy
+from sm120kit.bench import Measurement, _energy, bench_environment, client, metrics, run, running_server, workload
+from sm120kit.bench._energy import Energy
 from sm120kit.bench.figures import summary
 from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.result_file import Machine, MeasuredCase, Result, Served
@@ -174,11 +174,11 @@ def test_energy_is_that_of_the_servers_gpus(
     assert first == pytest.approx(2 * second, rel=0.2) and case.energy.total == first + second
     assert summary(case).joules_per_token == (first + second) / (4 * TOKENS)
     monkeypatch.setenv("NVML_BUSY", "1")
-    with energy.sampled() as only_used:
+    with _energy.sampled() as only_used:
         pass
     assert only_used().gpus == (1,) and not only_used().unknown
     monkeypatch.setenv("NVML_NO_COUNTER", "1")
-    with energy.sampled() as no_counter:
+    with _energy.sampled() as no_counter:
         pass
     assert no_counter() == Energy(unknown="GPU 1 has no energy counter")
 
@@ -186,16 +186,16 @@ def test_energy_is_that_of_the_servers_gpus(
 def test_energy_is_unknown_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    with energy.sampled() as taken:
+    with _energy.sampled() as taken:
         pass
     assert taken().total is None and taken().unknown.startswith("NVML")
 
 
 def test_energy_between_samples() -> None:
     lines = [f'{{"at": {10 + number}, "joules": [{100 * number}, {7 * number}], "busy": [0]}}' for number in range(4)]
-    assert energy.between(10.5, 12.75, "\n".join([*lines, '{"at": 1'])) == Energy((0,), (225.0,))
-    assert energy.between(9, 12, "\n".join(lines)).unknown == "the counters were not read for the whole case"
-    assert energy.between(10, 14, "\n".join(lines)).unknown == "the counters were not read for the whole case"
-    assert energy.between(0, 1, "").unknown == "no GPU counter was read"
+    assert _energy.between(10.5, 12.75, "\n".join([*lines, '{"at": 1'])) == Energy((0,), (225.0,))
+    assert _energy.between(9, 12, "\n".join(lines)).unknown == "the counters were not read for the whole case"
+    assert _energy.between(10, 14, "\n".join(lines)).unknown == "the counters were not read for the whole case"
+    assert _energy.between(0, 1, "").unknown == "no GPU counter was read"
     no_gpus = '{"at": 0, "joules": [], "busy": []}\n{"at": 2, "joules": [], "busy": []}'
-    assert energy.between(0.5, 1, no_gpus).unknown == "the driver lists no GPU"
+    assert _energy.between(0.5, 1, no_gpus).unknown == "the driver lists no GPU"

@@ -33,7 +33,7 @@ from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import Run, launch, resolve
-from sm120kit.serving.container import Mount
+from sm120kit.serving._container import Mount
 from sm120kit.serving.launch import LaunchOptions
 
 SUPPORT = Path(__file__).parents[1] / "support"

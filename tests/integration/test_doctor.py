@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.hosts.doctor import measure
-from sm120kit.hosts.facts import probe, reader
+from sm120kit.hosts.facts import _reader, probe
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +55,7 @@ def test_broken_nvidia_smi(script: str, reason: str, tmp_path: Path, monkeypatch
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(reader, "COMMAND_SECONDS", 1)
+    monkeypatch.setattr(_reader, "COMMAND_SECONDS", 1)
     started = time.monotonic()
     assert reason in probe().unread["nvidia-smi-q.xml"]
     assert time.monotonic() - started < 300
@@ -98,7 +98,7 @@ def test_gpus_from_nvml(tmp_path: Path) -> None:
     source = ROOT / "tests" / "support" / "nvml_stub.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
     env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
-    output = subprocess.run(reader.COMMANDS["nvml.json"], env=env, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(_reader.COMMANDS["nvml.json"], env=env, capture_output=True, text=True, check=True).stdout
     for directory in ("proc", "sys", "commands"):
         (tmp_path / "host" / directory).mkdir(parents=True)
     (tmp_path / "host" / "commands" / "nvml.json").write_text(output)

@@ -21,7 +21,7 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, checks, existing_base, image_inputs
+from sm120kit.images import _assembly, _existing_base, checks, image_inputs
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.images.local_images import LocalImages
@@ -62,13 +62,13 @@ def build(directory: Path, state: Path, patch: Path, base: str) -> VerifiedImage
     assert repacked is not None
     small, store = SmallImage(directory, state=state.name), LocalImages(options.workspace)
     wheels = small.wheels()
-    with existing_base.image_base(existing_base.fetch(base, store.layout), store) as image_base:
+    with _existing_base.image_base(_existing_base.fetch(base, store.layout), store) as image_base:
         ours = {path: file_sha256(path) for path in (small.ours(), repacked.wheel)}
         setup = image_inputs.ImageSetup("vllm", "vllm-7.0", {}, {}, "7.0", ("vllm", "serve"))
         context, *described = image_inputs.describe(setup, base, ours, [*wheels], options.workspace)
         built = dict(zip((built.wheel for built in context.ours), ours, strict=True))
-        files = assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
-        image, _ = assembly.assemble(context, (described[0], described[1]), image_base, files, store.layout, options.workspace)
+        files = _assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
+        image, _ = _assembly.assemble(context, (described[0], described[1]), image_base, files, store.layout, options.workspace)
     checks.COMMON = ()  # the small image has neither FlashInfer nor an engine that starts
     checks._suite = lambda name: directory / "suite"
     expected = checks.ExpectedImage("vllm", "", "", "", "", "", (), (), (), {}, read_all=False)

@@ -31,7 +31,7 @@ from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import Ending, ServerProcess, launch
 from sm120kit.serving import server_containers as serving_containers
-from sm120kit.serving.container import Mount, Scratch
+from sm120kit.serving._container import Mount, Scratch
 from sm120kit.serving.resolve import ServerLocation, resolve
 from sm120kit.serving.server_containers import in_use
 
@@ -87,7 +87,7 @@ from sm120kit.images.published_images import Source
 from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.serving import Service, launch
-from sm120kit.serving.container import Mount
+from sm120kit.serving._container import Mount
 
 state, port, wait, *argv = sys.argv[1:]
 image = VerifiedImage(Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1), "some/image:tag", "", (), {})

@@ -25,7 +25,7 @@ from sm120kit.cli import app
 from sm120kit.core.errors import BadInput, FetchFailed, NotFound, OfflineMiss, ResourceUnavailable, Sm120kitError
 from sm120kit.recipes import configurations
 from sm120kit.serving import checkpoint, model_download
-from sm120kit.serving.container import Mount, _model_mounts
+from sm120kit.serving._container import Mount, _model_mounts
 
 ROOT = Path(__file__).parents[2]
 NAME = "qwen3.5-27b-fp8-1x-rtx-pro-6000"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.records import Toolchain
+from sm120kit.wheels._check import tvm_ffi_loader
 from sm120kit.wheels.build_records import Module
-from sm120kit.wheels.check import tvm_ffi_loader
 
 TOOLS = Toolchain(Path(), "", "c++", "")
 SOURCE = """

@@ -24,7 +24,7 @@ from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import Device, launch
-from sm120kit.serving.container import Mount
+from sm120kit.serving._container import Mount
 
 CONFIGURATION = "qwen3.5-27b-fp8-1x-rtx-pro-6000"
 DOCKER = r"""#!{python}

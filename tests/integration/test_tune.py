@@ -10,7 +10,7 @@ import pytest
 
 from sm120kit.recipes import configurations
 from sm120kit.serving import Service, allreduce, launch
-from sm120kit.serving.container import Mount
+from sm120kit.serving._container import Mount
 
 TWO = "minimax-m2.7-nvfp4-2x-rtx-pro-6000"
 DOCKER = """#!{python}

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from sm120kit import patches
-from sm120kit.patches import export
+from sm120kit.patches import _export
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, GitPin, VendoredProject
@@ -74,7 +74,7 @@ def diff_of(path: Path, files: dict[str, str], change: dict[str, str | None], be
     if key not in _diffs:
         repository = Repository.init(path)
         after = {name: text for name, text in {**files, **change}.items() if text is not None}
-        _diffs[key] = export.diff(repository, *trees(repository, files, after), below)
+        _diffs[key] = _export.diff(repository, *trees(repository, files, after), below)
     return _diffs[key]
 
 

@@ -16,10 +16,10 @@ from small_engine import make_wheel
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, image_inputs
-from sm120kit.images.base import BaseLayer
+from sm120kit.images import _assembly, image_inputs
+from sm120kit.images._base import BaseLayer
+from sm120kit.images._layers import LayerWriter
 from sm120kit.images.image_records import Image
-from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.sources.source_records import LockedWheel
 
@@ -119,7 +119,7 @@ class SmallImage:
             (written,) = Path(scratch).iterdir()
             return written.replace(house / written.name)
 
-    def base(self) -> assembly.ImageBase:
+    def base(self) -> _assembly.ImageBase:
         assert self.workspace.root.is_dir()  # made and marked before anything is written there
         root = self.directory / "root"
         (root / "etc").mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class SmallImage:
         return replace(made, config=made.config | {"config": config})
 
     def assemble(
-        self, ours: bytes = b"patched = 1\n", base: assembly.ImageBase | None = None, repacked: Sequence[Path] = ()
+        self, ours: bytes = b"patched = 1\n", base: _assembly.ImageBase | None = None, repacked: Sequence[Path] = ()
     ) -> tuple[Image, bool]:
         """The image, and whether it was built. ``repacked`` are more patched wheels, after that of FlashInfer."""
         wheels, all_ours = self.wheels(), (self.ours(ours), *repacked)
@@ -145,10 +145,10 @@ class SmallImage:
         digests = {path: file_sha256(path) for path in all_ours}
         described, settings, scripts = image_inputs.describe(setup, name, digests, [*wheels], self.workspace)
         built = dict(zip((built.wheel for built in described.ours), all_ours, strict=True))
-        files = assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
+        files = _assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
 
         def file(wheel: LockedWheel) -> Path:
             self.read.append(wheel.name)
             return files(wheel)
 
-        return assembly.assemble(described, (settings, scripts), base or self.base(), file, self.layout, self.workspace)
+        return _assembly.assemble(described, (settings, scripts), base or self.base(), file, self.layout, self.workspace)

@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotAttested, RequirementMissing
 from sm120kit.images import attestation
-from sm120kit.images.attestation import signature
-from sm120kit.images.attestation.base_packages import BasePackage
-from sm120kit.images.attestation.origins import UNKNOWN, PackageOrigin, of_debian_package, of_wheel
+from sm120kit.images._label_changes import label_changes
+from sm120kit.images.attestation import _signature
+from sm120kit.images.attestation._base_packages import BasePackage
+from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin, of_debian_package, of_wheel
 from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
-from sm120kit.images.label_changes import label_changes
 from sm120kit.sources.source_records import LockedWheel
 
 ROOT = Path(__file__).parents[2]
@@ -377,7 +377,7 @@ def test_verify_refuses_another_type_of_payload(tmp_path: Path, keys: Keys, monk
     """The same key may have signed other content; the type is part of the signed bytes."""
     private, public = keys()
     with monkeypatch.context() as other:
-        other.setattr(signature, "PAYLOAD_TYPE", "application/vnd.other+json")
+        other.setattr(_signature, "PAYLOAD_TYPE", "application/vnd.other+json")
         foreign = attested(tmp_path, private)
     with pytest.raises(NotAttested, match="not signed with"):
         attestation.verify(foreign, tmp_path, public)

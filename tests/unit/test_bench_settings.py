@@ -9,7 +9,7 @@ import pytest
 from hostile_server import hostile_server
 
 from sm120kit import bench
-from sm120kit.bench import MeasuredServer, Measurement, run_settings, workload
+from sm120kit.bench import MeasuredServer, Measurement, _run_settings, workload
 from sm120kit.core.errors import NotComparable
 from sm120kit.core.urls import Endpoint
 
@@ -36,7 +36,7 @@ def vllm(cache_dtype: str = "auto", blocks: int = 100, draft_tokens: int = 0) ->
 def digest(path: str, body: bytes) -> str | None:
     with hostile_server() as server:
         server.respond(path, body)
-        return run_settings.published(Endpoint.parse(server.url)).get("settings_sha256")
+        return _run_settings.published(Endpoint.parse(server.url)).get("settings_sha256")
 
 
 @pytest.mark.parametrize(

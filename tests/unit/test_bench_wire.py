@@ -15,8 +15,8 @@ import httpcore2
 import httpx2
 import pytest
 
+from sm120kit.bench import _wire
 from sm120kit.bench import client as bench_client
-from sm120kit.bench import wire
 from sm120kit.bench.sample import Sample
 from sm120kit.core.urls import Endpoint
 
@@ -31,20 +31,20 @@ def listening() -> Iterator[socket.socket]:
 def stamping() -> Iterator[None]:
     """Linux stamps from a moment after the first socket requests it, for as long as a socket does."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as requesting:
-        requesting.setsockopt(socket.SOL_SOCKET, wire.SO_TIMESTAMPNS, 1)
+        requesting.setsockopt(socket.SOL_SOCKET, _wire.SO_TIMESTAMPNS, 1)
         requesting.bind(("127.0.0.1", 0))
         for _ in range(1000):
             requesting.sendto(b"x", requesting.getsockname())
             time.sleep(0.01)
             read_ns, control = time.time_ns(), requesting.recvmsg(1, 100)[1]
-            seconds, nanoseconds = wire._TIMESPEC.unpack(control[0][2])
+            seconds, nanoseconds = _wire._TIMESPEC.unpack(control[0][2])
             if seconds * 10**9 + nanoseconds < read_ns:
                 break
         yield
 
 
 async def connected(listening: socket.socket) -> tuple[Any, socket.socket]:
-    stream = await wire._Backend().connect_tcp("127.0.0.1", listening.getsockname()[1], timeout=60)
+    stream = await _wire._Backend().connect_tcp("127.0.0.1", listening.getsockname()[1], timeout=60)
     return stream, listening.accept()[0]
 
 
@@ -70,7 +70,7 @@ def test_age_is_limited_when_the_clock_is_adjusted(listening: socket.socket, clo
         stream, peer = await connected(listening)
         wall_ns = time.time_ns()
         stamp = wall_ns - round((0.25 + clock_ahead) * 1e9)
-        control = [(socket.SOL_SOCKET, wire.SO_TIMESTAMPNS, wire._TIMESPEC.pack(stamp // 10**9, stamp % 10**9))]
+        control = [(socket.SOL_SOCKET, _wire.SO_TIMESTAMPNS, _wire._TIMESPEC.pack(stamp // 10**9, stamp % 10**9))]
         result: float = stream._age(control, stream._last_read + 1.0, wall_ns)
         assert stream._age([], stream._last_read + 1.0, wall_ns) == 0.0, "without a stamp: the time of the read"
         await stream.aclose()
@@ -81,7 +81,7 @@ def test_age_is_limited_when_the_clock_is_adjusted(listening: socket.socket, clo
 
 
 def test_what_a_full_read_leaves_may_have_arrived_before_it(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "_READ_BYTES", 4)
+    monkeypatch.setattr(_wire, "_READ_BYTES", 4)
 
     async def age_after(received: bytes) -> float:
         stream, peer = await connected(listening)
@@ -90,7 +90,7 @@ def test_what_a_full_read_leaves_may_have_arrived_before_it(listening: socket.so
         await stream.read(100, timeout=60)
         read_again = stream._last_read
         wall_ns = time.time_ns()
-        control = [(socket.SOL_SOCKET, wire.SO_TIMESTAMPNS, wire._TIMESPEC.pack(wall_ns // 10**9 - 60, 0))]
+        control = [(socket.SOL_SOCKET, _wire.SO_TIMESTAMPNS, _wire._TIMESPEC.pack(wall_ns // 10**9 - 60, 0))]
         age: float = stream._age(control, read_again, wall_ns)
         await stream.aclose()
         peer.close()
@@ -121,16 +121,16 @@ def answers(listening: socket.socket, *responses: list[bytes]) -> list[tuple[byt
         error = ""
         try:
             async with client.stream("POST", url, json={}) as response:
-                reads = wire.content(response, bench_client.MAX_CONTENT_BYTES)
+                reads = _wire.content(response, bench_client.MAX_CONTENT_BYTES)
                 async for read in response.aiter_raw():
-                    reads.append((wire.arrived(response), read))
+                    reads.append((_wire.arrived(response), read))
         except httpx2.HTTPError as failure:
             error = type(failure).__name__
         assert reads == sorted(reads, key=lambda read: read[0])
         return b"".join(read for _, read in reads), error
 
     async def requests() -> list[tuple[bytes, str]]:
-        async with wire.client(Endpoint.parse(url), httpx2.Timeout(30)) as client:
+        async with _wire.client(Endpoint.parse(url), httpx2.Timeout(30)) as client:
             return [await request(client) for _ in responses]
 
     threading.Thread(target=serve, daemon=True).start()
@@ -227,7 +227,7 @@ def test_switch_of_protocols_is_an_error_at_once(listening: socket.socket) -> No
 
 
 def test_chunks_have_the_time_of_their_read_and_skip_the_library() -> None:
-    response = wire._Response()
+    response = _wire._Response()
     assert response.feed(1.0, CHUNKED[:-1]) == b""
     assert response.feed(2.0, CHUNKED[-1:] + b"2\r\nab\r\n1\r\nc\r\n3\r\nd") == CHUNKED
     assert response.feed(3.0, b"ef\r\n") == b""
@@ -308,7 +308,7 @@ def test_timeout_and_refused_connection_are_pool_errors(listening: socket.socket
         peer.close()
 
     async def connect(port: int) -> None:
-        await wire._Backend().connect_tcp("127.0.0.1", port, timeout=60)
+        await _wire._Backend().connect_tcp("127.0.0.1", port, timeout=60)
 
     asyncio.run(silent())
     port = listening.getsockname()[1]
@@ -319,15 +319,15 @@ def test_timeout_and_refused_connection_are_pool_errors(listening: socket.socket
 
 def test_head_without_end_is_an_error_of_the_request(listening: socket.socket) -> None:
     """Also of interim responses without number."""
-    for endless in (b"X-Pad: " + b"x" * wire.MAX_HEAD_BYTES * 3, EARLY * (3 * wire.MAX_HEAD_BYTES // len(EARLY))):
+    for endless in (b"X-Pad: " + b"x" * _wire.MAX_HEAD_BYTES * 3, EARLY * (3 * _wire.MAX_HEAD_BYTES // len(EARLY))):
         assert sample_of(listening, HEAD if endless.startswith(b"X") else b"", endless).error.startswith("RemoteProtocolError")
 
 
 def test_head_is_read_in_linear_time() -> None:
     def seconds(size: int) -> float:
-        response, began = wire._Response(), time.process_time()
+        response, began = _wire._Response(), time.process_time()
         kept = sum(len(response.feed(1.0, b"HTTP/1.1 103 Early Hints\r\n\r\n")) for _ in range(size))
-        assert kept >= size * 20 - wire.MAX_HEAD_BYTES
+        assert kept >= size * 20 - _wire.MAX_HEAD_BYTES
         return time.process_time() - began
 
     assert min(seconds(80_000) for _ in range(3)) < 3.5 * min(seconds(40_000) for _ in range(3)) + 0.05

@@ -29,7 +29,7 @@ from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.oci import LAYER, Layout
 from sm120kit.recipes import locked_toolchain, lockfile
 from sm120kit.recipes.target import resolve_each
-from sm120kit.sources import download
+from sm120kit.sources import _download
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel, SdistPin
 
@@ -407,7 +407,7 @@ def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> N
         os.utime(path, (time.time() - 40 * DAY,) * 2)
     (entry,) = state_entries.entries(workspace.root)
     assert state_entries.older_than([entry], 30 * DAY)
-    assert download.cached(LockedWheel("q", "1", "file", sha256), workspace.downloads)
+    assert _download.cached(LockedWheel("q", "1", "file", sha256), workspace.downloads)
     (entry,) = state_entries.entries(workspace.root)
     assert not state_entries.older_than([entry], 30 * DAY)
 

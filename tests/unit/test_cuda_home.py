@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sm120kit.wheels.cuda_home import relink_programs
+from sm120kit.wheels._cuda_home import relink_programs
 
 
 def toolkit(root: Path) -> Path:

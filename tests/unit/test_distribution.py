@@ -21,7 +21,7 @@ from registry_server import Handler, RegistryServer, digest_of, registry_server
 from sm120kit.core import retry
 from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, RegistryFailed, Sm120kitError
 from sm120kit.images.distribution import RegistryClient
-from sm120kit.images.distribution.credentials import Credentials, stored_credentials
+from sm120kit.images.distribution._credentials import Credentials, stored_credentials
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, Descriptor, Layout
 
 PLATFORM = "linux/amd64"

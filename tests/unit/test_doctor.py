@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from sm120kit.cli import app
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.hosts import doctor
-from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, gpus, measure, peers
-from sm120kit.hosts.doctor.findings import check, ok
+from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, _gpus, _peers, measure
+from sm120kit.hosts.doctor._findings import check, ok
 from sm120kit.hosts.facts import Host, Link, PeerCache, probe
 
 EXPECTED = Path(__file__).parent / "hosts"
@@ -104,7 +104,7 @@ def test_p2p_levels_that_are_odd(level: str, hosts: dict[str, Host]) -> None:
 
 @pytest.mark.parametrize("version", ["²80.65.06", "\u0665", ""])
 def test_versions_that_are_none(version: str) -> None:
-    assert gpus.numbers(version) == ()
+    assert _gpus.numbers(version) == ()
 
 
 def test_empty_variables_are_not_set(hosts: dict[str, Host]) -> None:
@@ -139,7 +139,7 @@ def test_p2p_of_a_host_whose_status_is_unknown(product: str, granted: str | None
     host = hosts["node-pair"]
     pairs = tuple(replace(pair, granted=granted) for pair in host.pairs)
     host = replace(host, pairs=pairs, gpus=tuple(replace(gpu, name=product) for gpu in host.gpus))
-    assert bool(peers.p2p_unused(host)) == unused
+    assert bool(_peers.p2p_unused(host)) == unused
 
 
 def test_remedies_have_order_and_risk(hosts: dict[str, Host]) -> None:

@@ -20,7 +20,7 @@ import recorded_hosts
 
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import Finding, Status
-from sm120kit.hosts.doctor.findings import Impact, ok
+from sm120kit.hosts.doctor._findings import Impact, ok
 from sm120kit.hosts.facts import probe
 from sm120kit.recipes import configurations
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from sm120kit import recipes
 from sm120kit.cli import app
 from sm120kit.core.errors import FetchFailed, NotTrusted, ResourceUnavailable
-from sm120kit.recipes import drafts, toml_text
+from sm120kit.recipes import _toml_text, drafts
 from sm120kit.recipes.drafts import Python, Template
 from sm120kit.sources import Origin
 from sm120kit.sources.index import ListedFile, Location
@@ -59,7 +59,7 @@ def test_pin_is_one_exact_version(text: str, version: str) -> None:
 def test_written_recipe_has_the_content_and_comments_of_its_template(name: str) -> None:
     path = recipes.locate(name)
     text = path.read_text()
-    written = toml_text.write(tomllib.loads(text), "head", toml_text.Comments(text, {}))
+    written = _toml_text.write(tomllib.loads(text), "head", _toml_text.Comments(text, {}))
     assert tomllib.loads(written) == tomllib.loads(text)
     below = text.partition("\nedition")[2]
     carried = re.findall(r"^ *# .*", written, re.MULTILINE)

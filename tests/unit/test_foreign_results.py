@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sm120kit.bench import foreign_results
-from sm120kit.bench.foreign_formats import Figure
+from sm120kit.bench._foreign_formats import Figure
 from sm120kit.core.errors import BadInput
 
 

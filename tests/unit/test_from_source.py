@@ -19,7 +19,7 @@ from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin
-from sm120kit.wheels import build_environment, extensions, plan, repack
+from sm120kit.wheels import _build_environment, _extensions, _plan, _repack
 from sm120kit.wheels.build_records import BuildPlan
 
 INFO = "vllm-9.0.dist-info"
@@ -56,7 +56,7 @@ def ours(tmp_path: Path) -> Path:
 
 def packed(official: Path, ours: Path, out: Path) -> Path:
     out.mkdir()
-    return repack.repack(official, "9.0+sm120kit.0123456789ab", {"vllm/_C.abi3.so": ours}, {"sm120kit.json": b"{}"}, out)
+    return _repack.repack(official, "9.0+sm120kit.0123456789ab", {"vllm/_C.abi3.so": ours}, {"sm120kit.json": b"{}"}, out)
 
 
 def test_repacked_wheel_differs_in_one_member_version_and_record(official: Path, ours: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ TREE = PatchedTree(
 TOOLS = Toolchain(Path("environment/nvidia/cu13"), "13.0.88", "/usr/bin/c++", "c++ 12")
 
 
-ENVIRONMENT = plan.BuildEnvironment(TOOLS, {"cmake": "4.4.4"})
+ENVIRONMENT = _plan.BuildEnvironment(TOOLS, {"cmake": "4.4.4"})
 
 
 def make_plan(**changed: Any) -> BuildPlan:
@@ -128,7 +128,7 @@ def make_plan(**changed: Any) -> BuildPlan:
         "wheels": [wheel("torch"), wheel("nvidia-cuda-nvcc")],
         "environment": ENVIRONMENT,
     }
-    return plan.plan_extensions(**(arguments | changed))
+    return _plan.plan_extensions(**(arguments | changed))
 
 
 def test_plan_has_every_unit_with_its_object_file() -> None:
@@ -198,20 +198,20 @@ def test_flags_contain_no_paths() -> None:
         "-Xcompiler=-ffile-prefix-map=/w=. -O3 -gencode arch=compute_120f,code=sm_120f "
         "-MD -MT a.o -MF a.o.d -x cu -c a.cu -o a.o"
     )
-    assert extensions._flags(command.split()) == "-DA=1 -O3 -gencode arch=compute_120f,code=sm_120f"
+    assert _extensions._flags(command.split()) == "-DA=1 -O3 -gencode arch=compute_120f,code=sm_120f"
 
 
 def test_missing_python_of_the_locked_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert build_environment.find_python(own)[1].startswith(f"{own}.")
+    assert _build_environment.find_python(own)[1].startswith(f"{own}.")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RequirementMissing, match=r"no Python 3\.99: .* python3\.99 on PATH does not exist"):
-        build_environment.find_python("3.99")
+        _build_environment.find_python("3.99")
     shim = tmp_path / "python3.99"
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
     with pytest.raises(RequirementMissing, match=r"python3\.99 on PATH does not run"):
-        build_environment.find_python("3.99")
+        _build_environment.find_python("3.99")
 
 
 # Recipes

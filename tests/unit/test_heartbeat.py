@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm120kit.core import console, heartbeat
+from sm120kit.core import _heartbeat, console
 
 BEGIN = """
 import sys, time
-from sm120kit.core import console, heartbeat, process, reporting
-heartbeat.SILENT_SECONDS, heartbeat.LONG_SECONDS = 0.2, 0.1
+from sm120kit.core import console, _heartbeat, process, reporting
+_heartbeat.SILENT_SECONDS, _heartbeat.LONG_SECONDS = 0.2, 0.1
 console.quiet = "-q" in sys.argv
 def pause():  # in parts: after a stall, the others leave time for a line
     for _ in range(20):
@@ -73,16 +73,16 @@ def test_no_line_on_terminal() -> None:
 
 def test_no_line_for_short_activity_or_after_output(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now))
-    lines = heartbeat.Heartbeat()
+    monkeypatch.setattr(_heartbeat, "time", SimpleNamespace(monotonic=lambda: now))
+    lines = _heartbeat.Heartbeat()
     lines.printed("serving\nsecond line")
     now = 4000.0
     with lines.during():
         now += 1
         assert lines.line() == ""
-        now += heartbeat.LONG_SECONDS
+        now += _heartbeat.LONG_SECONDS
         assert lines.line() == "serving: 3906 s"
-        now += heartbeat.SILENT_SECONDS - 1
+        now += _heartbeat.SILENT_SECONDS - 1
         assert lines.line() == ""
     now += 100
     assert lines.line() == ""
@@ -98,8 +98,8 @@ def test_messages_and_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_elapsed_time_begins_with_the_command_where_nothing_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "LONG_SECONDS", 0)
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=iter([20446.0, 20446.5, 20450.0]).__next__))
-    activities = heartbeat.Heartbeat()
+    monkeypatch.setattr(_heartbeat, "LONG_SECONDS", 0)
+    monkeypatch.setattr(_heartbeat, "time", SimpleNamespace(monotonic=iter([20446.0, 20446.5, 20450.0]).__next__))
+    activities = _heartbeat.Heartbeat()
     with activities.during():
         assert activities.line() == "running: 4 s"

@@ -15,9 +15,9 @@ import synthetic_hosts
 
 from sm120kit.core.errors import BadInput
 from sm120kit.hosts import doctor
-from sm120kit.hosts.facts import nvidia, pci, probe
-from sm120kit.hosts.facts.fact_records import ErrorCounters, Link
-from sm120kit.hosts.facts.reader import HostReader
+from sm120kit.hosts.facts import _nvidia, _pci, probe
+from sm120kit.hosts.facts._fact_records import ErrorCounters, Link
+from sm120kit.hosts.facts._reader import HostReader
 
 NAMES = sorted(synthetic_hosts.HOSTS)
 
@@ -236,7 +236,7 @@ A, B, C = "0000:00:01.1", "0000:01:00.0", "0000:02:00.0"
 def test_topology_classes(
     kind: str | None, first: tuple[str, tuple[str, ...], int | None], second: tuple[str, tuple[str, ...], int | None]
 ) -> None:
-    assert pci.topology(first, second) == pci.topology(second, first) == kind
+    assert _pci.topology(first, second) == _pci.topology(second, first) == kind
 
 
 def space(*capabilities: tuple[int, int, int, int]) -> bytes:
@@ -261,14 +261,14 @@ def space(*capabilities: tuple[int, int, int, int]) -> bytes:
     ],
 )
 def test_acs_in_configuration_space(content: bytes, expected: tuple[bool | None, int | None]) -> None:
-    assert pci.acs(content) == expected
+    assert _pci.acs(content) == expected
 
 
 def test_topology_matrix_with_other_devices() -> None:
     text = "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \tNODE\tPHB\t0-31\t0\tN/A\n"
     text += "GPU1\tNODE\t X \tSYS\t0-31\t0\tN/A\nNIC0\tPHB\tSYS\t X \t\t\n\nLegend:\n\n  X    = Self\n"
-    assert nvidia.matrix(text) == {(0, 0): "X", (0, 1): "NODE", (1, 0): "NODE", (1, 1): "X"}
-    assert nvidia.matrix(None) == nvidia.matrix("Failed to initialize NVML") == {}
+    assert _nvidia.matrix(text) == {(0, 0): "X", (0, 1): "NODE", (1, 0): "NODE", (1, 1): "X"}
+    assert _nvidia.matrix(None) == _nvidia.matrix("Failed to initialize NVML") == {}
 
 
 def test_element_names_of_older_drivers(tmp_path: Path) -> None:
@@ -285,12 +285,12 @@ def test_element_names_of_older_drivers(tmp_path: Path) -> None:
 
 
 def test_registry_keys() -> None:
-    assert nvidia.registry('X: 1\nRegistryDwords: "ForceP2P=0x11; RMForceP2PType=1;"\n') == {
+    assert _nvidia.registry('X: 1\nRegistryDwords: "ForceP2P=0x11; RMForceP2PType=1;"\n') == {
         "ForceP2P": "0x11",
         "RMForceP2PType": "1",
     }
-    assert nvidia.registry('RegistryDwords: ""\n') == {}
-    assert nvidia.registry('RegistryDwordsPerDevice: "a=1"\n') is None and nvidia.registry(None) is None
+    assert _nvidia.registry('RegistryDwords: ""\n') == {}
+    assert _nvidia.registry('RegistryDwordsPerDevice: "a=1"\n') is None and _nvidia.registry(None) is None
 
 
 @pytest.mark.parametrize(

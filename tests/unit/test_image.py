@@ -22,7 +22,8 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotFound, NotVerified, RequirementMissing, ResourceUnavailable, SystemRefused
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, delivery, existing_base, image_inputs, published_images
+from sm120kit.images import _existing_base, checks, delivery, image_inputs, published_images
+from sm120kit.images._layers import LayerWriter
 from sm120kit.images.dockerfile import export_dockerfile
 from sm120kit.images.image_index import FORMAT, PublishedIndex, find_image, read_index
 from sm120kit.images.image_records import (
@@ -34,7 +35,6 @@ from sm120kit.images.image_records import (
     PublishedImage,
     VerifiedImage,
 )
-from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes.recipe_records import Closure
 from sm120kit.recipes.target import resolve
@@ -162,7 +162,7 @@ class PrintingStore:
 @pytest.mark.parametrize("printed", ["", "[]", "{}", "[" * 100_000, '{"python": 3, "surprise": 1}', "9" * 5000])
 def test_base_whose_python_prints_something_else_is_refused(printed: str) -> None:
     with pytest.raises(RequirementMissing, match="is not what it was asked for"):
-        existing_base.inspect("manifest", PrintingStore(printed))  # type: ignore[arg-type]
+        _existing_base.inspect("manifest", PrintingStore(printed))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import zstandard
 from debian_archive import ar, control, member, package, tar
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted
-from sm120kit.images.base import DebianSystem
+from sm120kit.images._base import DebianSystem
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
 from sm120kit.recipes.bases import Base

@@ -16,7 +16,7 @@ from sm120kit.kernels.cubin import matching
 from sm120kit.kernels.cubin.cubin_records import Cubin, Kernel
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.source_records import Checkout
-from sm120kit.wheels import kernel_wheel, plan
+from sm120kit.wheels import _kernel_wheel, _plan
 from sm120kit.wheels.build_records import BuildPlan
 from sm120kit.wheels.compile import CompileSettings
 
@@ -32,12 +32,12 @@ FILES = {
 }
 
 
-ENVIRONMENT = plan.BuildEnvironment(TOOLS, {"cmake": "4"})
+ENVIRONMENT = _plan.BuildEnvironment(TOOLS, {"cmake": "4"})
 
 
 def make_plan(prefix: str | None = None, archs: tuple[Arch, ...] = (Arch.SM_120F,), **changed: Any) -> BuildPlan:
     arguments: dict[str, Any] = {"tree": TREE, "version": "0.1.0", "files": FILES, "environment": ENVIRONMENT}
-    return plan.plan_kernel_wheel(plan.Selection(RECIPE, archs, prefix), **(arguments | changed))
+    return _plan.plan_kernel_wheel(_plan.Selection(RECIPE, archs, prefix), **(arguments | changed))
 
 
 def compiled(prefix: str | None) -> list[str]:
@@ -99,18 +99,18 @@ def test_kernels_are_expected_by_full_name_and_arch() -> None:
 
 
 def test_source_files_of_the_kernel_wheel() -> None:
-    files = kernel_wheel.source_files()
+    files = _kernel_wheel.source_files()
     assert {"CMakeLists.txt", "pyproject.toml", "face.cc", "kernels/nvfp4_grouped_128x128x64.cu"} <= set(files)
     assert not any("__pycache__" in name for name in files)
-    assert kernel_wheel.source_version() == "0.1.0"
+    assert _kernel_wheel.source_version() == "0.1.0"
 
 
 def test_missing_build_package_is_reported_before_anything_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = kernel_wheel.importlib.util.find_spec
-    monkeypatch.setattr(kernel_wheel.importlib.util, "find_spec", lambda name: None if name == "cmake" else real(name))
+    real = _kernel_wheel.importlib.util.find_spec
+    monkeypatch.setattr(_kernel_wheel.importlib.util, "find_spec", lambda name: None if name == "cmake" else real(name))
     work = tmp_path / "work"
     with pytest.raises(RequirementMissing, match=r"needs cmake, which") as refused:
-        kernel_wheel.compile_kernels(make_plan(), TREE, tmp_path, work, CompileSettings(Costs(tmp_path / "costs"), 1, 1))
+        _kernel_wheel.compile_kernels(make_plan(), TREE, tmp_path, work, CompileSettings(Costs(tmp_path / "costs"), 1, 1))
     assert "sm120kit[kernels]" in refused.value.hint and not work.exists()
 
 
@@ -118,5 +118,5 @@ def test_missing_build_package_is_reported_before_anything_is_written(monkeypatc
 def test_work_directory_that_splits_arguments_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequirementMissing, match="splits their arguments"):
         settings = CompileSettings(Costs(tmp_path / "costs"), 1, 1)
-        kernel_wheel.compile_kernels(make_plan(), TREE, tmp_path, tmp_path / name, settings)
+        _kernel_wheel.compile_kernels(make_plan(), TREE, tmp_path, tmp_path / name, settings)
     assert not (tmp_path / name).exists()

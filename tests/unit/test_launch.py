@@ -49,9 +49,9 @@ from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import checkpoint
 from sm120kit.serving import resolve as resolving
-from sm120kit.serving.container import Mount
+from sm120kit.serving._container import Mount
+from sm120kit.serving._render import written_yaml
 from sm120kit.serving.kv_cache import KvCache, Vectors
-from sm120kit.serving.render import written_yaml
 
 ROOT = Path(__file__).parents[2]
 FOUR, SPARK = "qwen3.5-397b-nvfp4-4x-rtx-pro-6000", "qwen3.5-122b-int4-1x-dgx-spark"
@@ -378,7 +378,7 @@ def test_caches_differ_by_image_gpu_and_configuration(model: Path, tmp_path: Pat
     workspace = Workspace(tmp_path / "state")
     other = replace(VERIFIED.image, content="e" * 64)
     keys = {
-        serving.container.cache_directory(configuration, image, gpus, workspace)
+        serving._container.cache_directory(configuration, image, gpus, workspace)
         for image in (VERIFIED.image, other)
         for gpus in (["RTX PRO 6000"] * 4, ["RTX 5090"] * 4)
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.bench import listener
+from sm120kit.bench import _listener
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0000000000000000
@@ -48,16 +48,16 @@ def host(root: Path, *, owner: str = "", others: tuple[str, ...] = (), gpu: bool
     ],
 )
 def test_engine_is_recognised_by_its_program(owner: str, engine: bool, tmp_path: Path) -> None:
-    assert listener.is_engine(8000, host(tmp_path, owner=owner)) is engine
-    assert not listener.is_engine(8001, tmp_path), "a connection is not a listener"
+    assert _listener.is_engine(8000, host(tmp_path, owner=owner)) is engine
+    assert not _listener.is_engine(8001, tmp_path), "a connection is not a listener"
 
 
 def test_engine_is_recognised_by_the_gpu_of_a_process_that_it_started(tmp_path: Path) -> None:
-    assert listener.is_engine(8000, host(tmp_path / "a", owner="python serve.py", others=("worker",), gpu=True))
-    assert not listener.is_engine(8000, host(tmp_path / "b", owner="python serve.py", others=("worker",)))
+    assert _listener.is_engine(8000, host(tmp_path / "a", owner="python serve.py", others=("worker",), gpu=True))
+    assert not _listener.is_engine(8000, host(tmp_path / "b", owner="python serve.py", others=("worker",)))
 
 
 def test_process_of_another_user_names_the_port(tmp_path: Path) -> None:
-    assert listener.is_engine(8000, host(tmp_path / "a", others=("/usr/bin/docker-proxy -host-port 8000",)))
-    assert not listener.is_engine(8000, host(tmp_path / "b", others=("/usr/bin/docker-proxy -host-port 8080",)))
-    assert not listener.is_engine(8000, host(tmp_path / "c", others=("ssh -L 8000:vllm:8000",)))
+    assert _listener.is_engine(8000, host(tmp_path / "a", others=("/usr/bin/docker-proxy -host-port 8000",)))
+    assert not _listener.is_engine(8000, host(tmp_path / "b", others=("/usr/bin/docker-proxy -host-port 8080",)))
+    assert not _listener.is_engine(8000, host(tmp_path / "c", others=("ssh -L 8000:vllm:8000",)))

@@ -21,11 +21,11 @@ from sm120kit.core.errors import BadInput, Mismatch, NotVerified, PatchConflict,
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images import publication
-from sm120kit.images.attestation import sbom
+from sm120kit.images.attestation import _sbom
 from sm120kit.images.image_records import BuiltWheel, image_name
 from sm120kit.patches.local import read_local
+from sm120kit.serving._supervise import Run
 from sm120kit.serving.resolve import _local_image
-from sm120kit.serving.supervise import Run
 from sm120kit.sources.origin import DEFAULT
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels import image_wheels
@@ -237,8 +237,8 @@ def test_image_has_another_name_and_a_label() -> None:
     assert contexts.local_patches([built]) == (f"vllm/mine@{'a' * 12}",)
     assert contexts.local_patches([replace(built, origin={"patches": []})]) == ()
     assert image_name("vllm", "7.0", "c" * 64, local=True) != image_name("vllm", "7.0", "c" * 64)
-    (patch,) = sbom._patches_of("vllm", built)
-    assert sbom._hashes([patch]) == {"sha256:local/vllm/mine.patch": "a" * 64}
+    (patch,) = _sbom._patches_of("vllm", built)
+    assert _sbom._hashes([patch]) == {"sha256:local/vllm/mine.patch": "a" * 64}
 
 
 LOCAL = f"vllm/mine@{'a' * 12}"

@@ -17,7 +17,7 @@ import pytest
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import loading
-from sm120kit.images.layers import LayerWriter
+from sm120kit.images._layers import LayerWriter
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 
 CONFIG = {"architecture": "amd64", "os": "linux", "config": {"Labels": {"a": "b"}, "User": "1000:1000"}}

@@ -19,11 +19,11 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin
-from sm120kit.wheels import plan
+from sm120kit.wheels import _plan
+from sm120kit.wheels._repack import repacked_record
 from sm120kit.wheels.build_records import BuildPlan
 from sm120kit.wheels.overlay import pack_overlay, patched_members, write_patched_members
 from sm120kit.wheels.published_wheels import published
-from sm120kit.wheels.repack import repacked_record
 
 RECIPE = recipes.load_engine("vllm-0.20.0")
 KERNEL, OTHER = "vllm/layers/kernel.py", "vllm/other.py"
@@ -79,7 +79,7 @@ def make_wheel(directory: Path, **changed: str | None) -> Path:
 
 def make_plan(tree: PatchedTree, **changed: Any) -> BuildPlan:
     arguments = {"recipe": RECIPE, "tree": tree, "official": locked(), "replaced": patched_members("vllm", tree)}
-    return plan.plan_overlay(**(arguments | changed))
+    return _plan.plan_overlay(**(arguments | changed))
 
 
 def locked(digit: str = "a") -> LockedWheel:

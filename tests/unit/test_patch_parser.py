@@ -10,9 +10,9 @@ import pytest
 
 from sm120kit import patches
 from sm120kit.core.errors import BadInput, PatchConflict
+from sm120kit.patches._locate import places
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, parse
-from sm120kit.patches.locate import places
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, GitPin, VendoredProject

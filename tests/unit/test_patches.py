@@ -37,7 +37,7 @@ from patch_series import (
 
 from sm120kit import patches
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
-from sm120kit.patches import export
+from sm120kit.patches import _export
 from sm120kit.patches.patch_records import PatchedTree, PatchState
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, VendoredProject
@@ -113,9 +113,9 @@ def test_no_fuzz_and_offsets_are_reported(patch_dir: PatchDirectory, tmp_path: P
     projects = patches.projects_in_tree(checkout.pin, inside())
     tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     repository = Repository(checkout.repository)
-    exported = export.export(repository, checkout.commit, tree.commit, projects)
+    exported = _export.export(repository, checkout.commit, tree.commit, projects)
     assert exported[0].patch.content != before[patch_dir.root / "cutlass/first.patch"]
-    assert export.write_back(Repository(checkout.repository), exported, projects, patch_dir.root) == [], (
+    assert _export.write_back(Repository(checkout.repository), exported, projects, patch_dir.root) == [], (
         "the same change at other lines is not rewritten"
     )
     for line in (7, 8, 9, 11, 12, 13):
@@ -409,12 +409,12 @@ def test_export_restores_the_series(patch_dir: PatchDirectory, tmp_path: Path) -
     tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     before = {path: path.read_bytes() for path in patch_dir.root.rglob("*") if path.is_file()}
     projects = patches.projects_in_tree(checkout.pin, inside())
-    exported = export.export(Repository(checkout.repository), f"{tree.patches[0].commit}^", tree.commit, projects)
+    exported = _export.export(Repository(checkout.repository), f"{tree.patches[0].commit}^", tree.commit, projects)
     assert [commit.patch.slug for commit in exported] == ["first", "second", "third"]
-    assert export.write_back(Repository(checkout.repository), exported, projects, patch_dir.root) == []
+    assert _export.write_back(Repository(checkout.repository), exported, projects, patch_dir.root) == []
     assert {path: path.read_bytes() for path in patch_dir.root.rglob("*") if path.is_file()} == before
     (patch_dir.root / "cutlass/series").write_text("# why\nfirst  # and this\n\nsecond\nfirst--later\n# end\n")
-    wrote = export.write_back(Repository(checkout.repository), exported[1:], projects, patch_dir.root)
+    wrote = _export.write_back(Repository(checkout.repository), exported[1:], projects, patch_dir.root)
     assert {path.name for path in wrote} == {"first.patch", "series"}
     assert (patch_dir.root / "cutlass/series").read_text() == "\nsecond\nfirst--later\n# end\n"
     assert patches.lint(patch_dir.root) == []
@@ -462,7 +462,7 @@ def test_apply_and_export_round_trip_any_edit(
     tree = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     repository = Repository(checkout.repository)
     assert tree.tree == trees(repository, new)[0]
-    exported = export.export(repository, checkout.commit, tree.commit, patches.projects_in_tree(checkout.pin, inside()))
+    exported = _export.export(repository, checkout.commit, tree.commit, patches.projects_in_tree(checkout.pin, inside()))
     assert [(commit.patch.slug, commit.patch.content) for commit in exported] == [("edit", content)]
 
 

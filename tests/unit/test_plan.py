@@ -24,7 +24,7 @@ from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.sources import Origin
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Checkout
-from sm120kit.wheels import image_wheels, plan
+from sm120kit.wheels import _plan, image_wheels
 from sm120kit.wheels.build_records import BuildPlan, BuildRequest, Generated, Stage
 
 RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
@@ -54,27 +54,27 @@ def make_plan(
     tree: PatchedTree = TREE,
     tools: Toolchain = TOOLS,
     dense: Generated = DENSE,
-    measured_cost: plan.MeasuredCost = lambda unit: None,
+    measured_cost: _plan.MeasuredCost = lambda unit: None,
     tiles: Sequence[LeftOut] = (),
     recipe: recipes.FlashInferRecipe = RECIPE,
 ) -> BuildPlan:
-    selection = plan.Selection(recipe, (Arch.SM_120F,), "quick")
-    environment = plan.BuildEnvironment(tools, {"tvm": "1"}, measured_cost)
-    return plan.plan_flashinfer(selection, tree, [dense, GROUPED], environment, tiles)
+    selection = _plan.Selection(recipe, (Arch.SM_120F,), "quick")
+    environment = _plan.BuildEnvironment(tools, {"tvm": "1"}, measured_cost)
+    return _plan.plan_flashinfer(selection, tree, [dense, GROUPED], environment, tiles)
 
 
 def test_generators_are_limited_to_samples_of_unpacked_modules() -> None:
-    requests = plan.generator_requests(plan.Selection(RECIPE, (Arch.SM_120F,), "quick"))
+    requests = _plan.generator_requests(_plan.Selection(RECIPE, (Arch.SM_120F,), "quick"))
     assert requests["fp4_gemm_cutlass_sm120"]["only"] is None
     assert requests["fused_moe_120"]["only"] == ["cutlass_kernel_file_gemm_grouped_sm120_M128_BS_group0*"]
     assert requests["fused_moe_120"]["leave_out"] == ["cutlass_kernel_file_gemm_sm90_*"]
-    assert list(plan.generator_requests(plan.Selection(RECIPE, (Arch.SM_120F,), "fused-moe"))) == ["fused_moe_120"]
+    assert list(_plan.generator_requests(_plan.Selection(RECIPE, (Arch.SM_120F,), "fused-moe"))) == ["fused_moe_120"]
 
 
 def test_group_without_kernels_leaves_out_every_module_and_needs_no_compiler() -> None:
-    selection = plan.Selection(RECIPE, (Arch.SM_120F,), recipes.NO_KERNELS)
-    assert plan.generator_requests(selection) == {} and selection.directory == "flashinfer-0.6.6-none"
-    made = plan.plan_flashinfer(selection, TREE, (), plan.BuildEnvironment(plan.NO_TOOLCHAIN, {}), ())
+    selection = _plan.Selection(RECIPE, (Arch.SM_120F,), recipes.NO_KERNELS)
+    assert _plan.generator_requests(selection) == {} and selection.directory == "flashinfer-0.6.6-none"
+    made = _plan.plan_flashinfer(selection, TREE, (), _plan.BuildEnvironment(_plan.NO_TOOLCHAIN, {}), ())
     assert made.modules == () and {entry.what for entry in made.left_out} == {*RECIPE.modules}
     assert {entry.reason for entry in made.left_out} == {"compiled on first use: not in kernel group none"}
     with pytest.raises(NotFound, match="no kernel group 'nine'") as unknown:
@@ -84,9 +84,9 @@ def test_group_without_kernels_leaves_out_every_module_and_needs_no_compiler() -
 
 def test_wheel_without_modules_follows_from_its_tree() -> None:
     """It has the patched sources, which FlashInfer compiles on first use."""
-    selection, environment = plan.Selection(RECIPE, RECIPE.archs, "none"), plan.BuildEnvironment(plan.NO_TOOLCHAIN, {})
+    selection, environment = _plan.Selection(RECIPE, RECIPE.archs, "none"), _plan.BuildEnvironment(_plan.NO_TOOLCHAIN, {})
     before, again, after = (
-        plan.plan_flashinfer(selection, replace(TREE, tree=tree), (), environment, ()).digest for tree in ("a", "a", "b")
+        _plan.plan_flashinfer(selection, replace(TREE, tree=tree), (), environment, ()).digest for tree in ("a", "a", "b")
     )
     assert before == again != after
 
@@ -138,7 +138,7 @@ def test_digest_depends_on_inputs_only() -> None:
 def test_digest_covers_what_is_compiled_in_regrouped_units() -> None:
     """Their names are in the ninja file; which instantiations they contain is not."""
     dense = RECIPE.modules[DENSE.name]
-    assert "regroup" in plan.generator_requests(plan.Selection(RECIPE, (Arch.SM_120F,), "quick"))[DENSE.name]
+    assert "regroup" in _plan.generator_requests(_plan.Selection(RECIPE, (Arch.SM_120F,), "quick"))[DENSE.name]
     other = dense.model_copy(update={"regroup": (dense.regroup[0].model_copy(update={"instantiation": "x"}),)})
     plain = dense.model_copy(update={"regroup": ()})
     digests = {make_plan().digest}
@@ -146,7 +146,7 @@ def test_digest_covers_what_is_compiled_in_regrouped_units() -> None:
         recipe = RECIPE.model_copy(update={"modules": {**RECIPE.modules, DENSE.name: table}})
         digests.add(make_plan(recipe=recipe).digest)
     assert len(digests) == 3
-    assert "regroup" not in plan.generator_requests(plan.Selection(recipe, (Arch.SM_120F,), "quick"))[DENSE.name]
+    assert "regroup" not in _plan.generator_requests(_plan.Selection(recipe, (Arch.SM_120F,), "quick"))[DENSE.name]
 
 
 def test_measured_costs_replace_estimates() -> None:
@@ -211,7 +211,7 @@ def test_record_is_of_one_source_only(tmp_path: Path) -> None:
 
 
 def test_arguments_of_a_generator_are_part_of_its_call_and_of_the_lock() -> None:
-    requests = plan.generator_requests(plan.Selection(RECIPE, RECIPE.archs, "serve"))
+    requests = _plan.generator_requests(_plan.Selection(RECIPE, RECIPE.archs, "serve"))
     prefill = next(name for name in requests if "head_dim_qk_128" in name)
     assert requests[prefill]["arguments"]["dtype_kv"] == "torch.float8_e4m3fn" and "e4m3" in prefill
     locked = RECIPE.inputs()["modules"]

@@ -15,7 +15,7 @@ import pytest
 
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, rootfs
+from sm120kit.images import _rootfs, checks
 from sm120kit.images.checks import ExpectedImage
 from sm120kit.images.checks.quick import Baseline, find_baseline, left_out
 from sm120kit.images.image_records import Check, CheckResult, Image, VerifiedImage
@@ -75,7 +75,7 @@ class Images:
         settings = {"Labels": {"sm120kit.recipe": recipe}, "User": "1000"}
         config = {"os": "linux", "architecture": "amd64", "config": settings, "history": []}
         manifest = self.layout.add_image(blobs, [blob.digest for blob in blobs], config)
-        rootfs.layers(self.layout, manifest.digest, self.workspace)
+        _rootfs.layers(self.layout, manifest.digest, self.workspace)
         return self.layout.image(manifest.digest)
 
     def verified(self, image: Image, suite: str = "s", results: tuple[Check, ...] = ()) -> Image:

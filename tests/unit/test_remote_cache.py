@@ -18,14 +18,14 @@ from sm120kit.core.errors import BadInput, RegistryFailed
 from sm120kit.core.record_files import record_json, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
-from sm120kit.images.attestation import signature
+from sm120kit.images.attestation import _signature
 from sm120kit.images.image_inputs import context_of
 from sm120kit.images.image_records import BuiltWheel
 from sm120kit.images.oci import Layout
 from sm120kit.images.remote_cache import ARTIFACT, CacheAccess, RegistryCache
 from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels._plan import NO_TOOLCHAIN
 from sm120kit.wheels.build_records import Artifacts, BuildPlan
-from sm120kit.wheels.plan import NO_TOOLCHAIN
 from sm120kit.wheels.published_wheels import published, push, remote_key, shared
 
 KEY = "flashinfer-" + "a" * 64
@@ -66,7 +66,7 @@ def cache(registry: RegistryServer, access: CacheAccess | None = None) -> Regist
 
 
 def signing(keys: dict[str, Path], name: str = "ours") -> CacheAccess:
-    return CacheAccess(keys["ours.pub"], True, signature.signer(keys[f"{name}.pem"]))
+    return CacheAccess(keys["ours.pub"], True, _signature.signer(keys[f"{name}.pem"]))
 
 
 def written(directory: Path, files: dict[str, bytes] = FILES) -> Path:

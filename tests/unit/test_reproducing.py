@@ -17,14 +17,14 @@ from sm120kit.bench import result_file as results
 from sm120kit.bench import workload as workloads
 from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.reproduce import REAL_PROMPTS, Judgement, ReproductionVerdict
-from sm120kit.bench.reproduce.differences import gpu_names
-from sm120kit.bench.reproduce.judging import drafts_per_step
+from sm120kit.bench.reproduce._differences import gpu_names
+from sm120kit.bench.reproduce._judging import drafts_per_step
 from sm120kit.bench.result_file import Acceptance, Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Sample
 from sm120kit.cli import app
 from sm120kit.core.errors import NotComparable
 from sm120kit.hosts.doctor import Diagnosis, Finding, Impact
-from sm120kit.hosts.doctor.findings import ok, problem
+from sm120kit.hosts.doctor._findings import ok, problem
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration
 

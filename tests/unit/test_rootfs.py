@@ -11,14 +11,14 @@ import pytest
 from small_engine import row_hash
 
 from sm120kit.core.errors import BadInput, NotTrusted
-from sm120kit.images import rootfs
-from sm120kit.images.rootfs import UnpackedLayer
+from sm120kit.images import _rootfs
+from sm120kit.images._rootfs import UnpackedLayer
 
 
 def unpacked(directory: Path, *members: layers.Member) -> UnpackedLayer:
     tree = directory / "tree"
     tree.mkdir(parents=True)
-    record, digests = rootfs.unpack(io.BytesIO(layers.packed(*members)), tree, Path("blob"))
+    record, digests = _rootfs.unpack(io.BytesIO(layers.packed(*members)), tree, Path("blob"))
     (directory / "digests.json").write_text(json.dumps(digests))
     return UnpackedLayer(tree, record)
 
@@ -73,9 +73,9 @@ def test_damaged_layer(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     with pytest.raises(NotTrusted, match="damaged"):
-        rootfs.unpack(io.BytesIO(layers.packed(("a", b"x" * 5000, {}))[:2000]), tree, Path("blob"))
+        _rootfs.unpack(io.BytesIO(layers.packed(("a", b"x" * 5000, {}))[:2000]), tree, Path("blob"))
     with pytest.raises(NotTrusted, match="damaged"):
-        rootfs.unpack(io.BytesIO(b"not a tar file" * 100), tree, Path("blob"))
+        _rootfs.unpack(io.BytesIO(b"not a tar file" * 100), tree, Path("blob"))
 
 
 def test_last_of_two_members_counts(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_owners_are_those_of_the_highest_layer(tmp_path: Path) -> None:
         unpacked(tmp_path / "0", ("a", b"", {"uid": 1}), ("b", b"", {"uid": 1}), ("c", b"", {"uid": 1})),
         unpacked(tmp_path / "1", ("a", b"", {"uid": 2}), ("b", b"", {})),
     ]
-    assert rootfs.owners(sources) == {"/a": "2:0", "/c": "1:0"}
+    assert _rootfs.owners(sources) == {"/a": "2:0", "/c": "1:0"}
 
 
 def test_digests_are_those_of_the_visible_files(tmp_path: Path) -> None:
@@ -108,17 +108,17 @@ def test_digests_are_those_of_the_visible_files(tmp_path: Path) -> None:
         ),
     ]
     zero, one = row_hash(b"0"), row_hash(b"1")
-    assert rootfs.digests(sources) == {"/a": one, "/name": one, "/c": zero, "/d/x": zero, "/last": one, "/\udcff": zero}
+    assert _rootfs.digests(sources) == {"/a": one, "/name": one, "/c": zero, "/d/x": zero, "/last": one, "/\udcff": zero}
     (tmp_path / "0" / "tree" / "c").write_bytes(b"2")
     (tmp_path / "0" / "tree" / "d/x").unlink()
-    assert rootfs.digests(sources) == {"/a": one, "/name": one, "/last": one, "/\udcff": zero}
+    assert _rootfs.digests(sources) == {"/a": one, "/name": one, "/last": one, "/\udcff": zero}
     removes = unpacked(tmp_path / "2", ("d/.wh.x", b"", {}))
-    assert rootfs.digests([*sources, removes]) == {}
+    assert _rootfs.digests([*sources, removes]) == {}
     for damaged in ('{"c": ["a", 1]', "[]", '{"c": [1, 2]}', '{"c": "text"}'):
         (tmp_path / "0" / "digests.json").write_text(damaged)
-        assert rootfs.digests(sources) == {}
+        assert _rootfs.digests(sources) == {}
     (tmp_path / "0" / "digests.json").unlink()  # unpacked by an older version
-    assert rootfs.digests(sources) == {}
+    assert _rootfs.digests(sources) == {}
 
 
 def test_combined_directory_has_each_layers_entries_once(tmp_path: Path) -> None:
@@ -134,19 +134,19 @@ def test_combined_directory_has_each_layers_entries_once(tmp_path: Path) -> None
     expected = {"d/1": "1", "d/both": "1", "file/x": "1", "dir/y": "2"}
     into = tmp_path / "into"
     into.mkdir()
-    rootfs.combine(sources, into)
+    _rootfs.combine(sources, into)
     assert {str(path.relative_to(into)): path.read_text() for path in into.rglob("*") if path.is_file()} == expected
     assert (into / "d").stat().st_mode & 0o777 == 0o700 and (into / "file/x").samefile(sources[1].tree / "file/x")
-    assert [entry.path for entry in rootfs.walk(sources)] == ["d", "d/1", "d/both", "dir", "dir/y", "file", "file/x"]
-    entry = rootfs.find(sources, "/dir/y")
+    assert [entry.path for entry in _rootfs.walk(sources)] == ["d", "d/1", "d/both", "dir", "dir/y", "file", "file/x"]
+    entry = _rootfs.find(sources, "/dir/y")
     assert entry is not None and entry.source == sources[2].tree / "dir/y"
-    assert rootfs.find(sources, "dir/x") is None and rootfs.find(sources, "d/0") is None
+    assert _rootfs.find(sources, "dir/x") is None and _rootfs.find(sources, "d/0") is None
 
 
 def test_copies_do_not_share_bytes_with_the_layer(tmp_path: Path) -> None:
     layer = unpacked(tmp_path, ("home/file", b"x", {}))
     (tmp_path / "into").mkdir()
-    rootfs.combine([layer], tmp_path / "into", "home", link=False)
+    _rootfs.combine([layer], tmp_path / "into", "home", link=False)
     assert (tmp_path / "into" / "file").stat().st_nlink == 1
 
 
@@ -162,16 +162,16 @@ def test_copies_do_not_share_bytes_with_the_layer(tmp_path: Path) -> None:
 )
 def test_user_of_an_image(tmp_path: Path, user: str, expected: dict[str, object]) -> None:
     accounts = [("etc/passwd", layers.ACCOUNTS.encode(), {}), ("etc/group", b"staff:x:50:\n", {})]
-    assert rootfs.user_of([unpacked(tmp_path, *accounts)], user) == expected
+    assert _rootfs.user_of([unpacked(tmp_path, *accounts)], user) == expected
 
 
 def test_unknown_user_of_an_image(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no user 'else'"):
-        rootfs.user_of([unpacked(tmp_path)], "else")
+        _rootfs.user_of([unpacked(tmp_path)], "else")
 
 
 @pytest.mark.parametrize("user", ["²", "9" * 5000, "0:²", "text", "0:text", f"{2**32}"], ids=lambda user: user[:6])
 def test_user_of_an_image_without_a_number(tmp_path: Path, user: str) -> None:
     accounts = [("etc/passwd", b"text:x:\xc2\xb2:1:::\n", {}), ("etc/group", b"text:x::\n", {})]
     with pytest.raises(BadInput, match="with a number"):
-        rootfs.user_of([unpacked(tmp_path, *accounts)], user)
+        _rootfs.user_of([unpacked(tmp_path, *accounts)], user)

@@ -30,12 +30,12 @@ from hostile_server import HostileServer, hostile_server
 from sm120kit.core import archives, retry
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss, Sm120kitError
 from sm120kit.core.workspace import Workspace
-from sm120kit.sources import Origin, archive, checkout_name, fetch, git_urls, index_client
-from sm120kit.sources import submodules as upstream_trees
+from sm120kit.sources import Origin, _archive, _git_urls, checkout_name, fetch, index_client
+from sm120kit.sources import _submodules as upstream_trees
+from sm120kit.sources._settings import Settings, settings_from
+from sm120kit.sources._submodules import _resolve
 from sm120kit.sources.git import Repository
-from sm120kit.sources.settings import Settings, settings_from
 from sm120kit.sources.source_records import Checkout, GitPin, SdistPin
-from sm120kit.sources.submodules import _resolve
 
 COMMIT = "0" * 40
 SDIST_COMMIT = "c0916288b8474a8d1353089087b8406b1cd20117"
@@ -260,7 +260,7 @@ def test_equal_spellings_of_name_and_version(workspace: Workspace, shelf: Path, 
 def test_checkout_of_earlier_sm120kit_is_checked(workspace: Workspace, shelf: Path) -> None:
     pin = put(shelf, metadata("Name: demo\nVersion: 1.1\n"))
     wrong = workspace.checkouts / checkout_name(pin)
-    archive.import_sdist(pin, shelf / "demo-1.0.tar.gz", Repository.init(wrong), "refs/heads/base")
+    _archive.import_sdist(pin, shelf / "demo-1.0.tar.gz", Repository.init(wrong), "refs/heads/base")
     with pytest.raises(Mismatch):
         fetch(pin, workspace, Origin(offline=True))
 
@@ -359,7 +359,7 @@ def test_archive_headers_over_limit_are_rejected(
     workspace: Workspace, shelf: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """They are rejected without much memory or CPU time."""
-    monkeypatch.setattr(archive, "MAX_MEMBERS", 2000)
+    monkeypatch.setattr(_archive, "MAX_MEMBERS", 2000)
     packed, problem = HUGE[name]
     (shelf / "demo-1.0.tar.gz").write_bytes(packed)
     start = time.process_time()
@@ -412,7 +412,7 @@ def test_exponential_symlinks_are_resolved_in_linear_time(workspace: Workspace, 
 
 
 def test_too_many_symlink_steps_are_rejected(workspace: Workspace, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MAX_LINK_STEPS", 1000)
+    monkeypatch.setattr(_archive, "MAX_LINK_STEPS", 1000)
     chain = [link(f"demo-1.0/l{number}", f"l{number + 1}") for number in range(500)]
     assert "needs too many steps" in refused(workspace, [*GOOD, *chain], shelf)
 
@@ -982,14 +982,14 @@ def test_password_of_a_mirror_is_in_no_command_line(workspace: Workspace, tmp_pa
 
 def test_credentials_of_a_url_are_added_to_the_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_COUNT", "3")
-    bare, variables = git_urls.without_credentials("https://token@git.invalid:8443/a/b")
+    bare, variables = _git_urls.without_credentials("https://token@git.invalid:8443/a/b")
     assert bare == "https://git.invalid:8443/a/b" and variables["SM120KIT_GIT_USER"] == "token"
     assert variables["GIT_CONFIG_COUNT"] == "5" and {"GIT_CONFIG_KEY_3", "GIT_CONFIG_VALUE_4"} <= variables.keys()
 
 
 @pytest.mark.parametrize("url", ["https://git.invalid/a@b", "ssh://git@git.invalid/a", "git@git.invalid:a", "/srv/a@b"])
 def test_url_without_credentials_for_http(url: str) -> None:
-    assert git_urls.without_credentials(url) == (url, {})
+    assert _git_urls.without_credentials(url) == (url, {})
 
 
 HOSTILE_URLS = [
@@ -1048,7 +1048,7 @@ def with_submodules(path: Path, links: dict[str, tuple[str, str]]) -> str:
 @pytest.mark.parametrize("url", ["file:///srv/secret", "/srv/secret", "http://git.invalid/x", "git://git.invalid/x"])
 def test_submodule_url_with_local_transport_is_rejected(url: str) -> None:
     with pytest.raises(NotTrusted, match=r"the submodule is "):
-        git_urls.require_allowed(url, git_urls.REMOTE, "the submodule")
+        _git_urls.require_allowed(url, _git_urls.REMOTE, "the submodule")
 
 
 def test_local_submodule_of_remote_parent_is_rejected(
@@ -1129,7 +1129,7 @@ def test_endless_repository_is_stopped(workspace: Workspace, tmp_path: Path, mon
     ],
 )
 def test_transports_of_plain_urls(url: str, transport: str) -> None:
-    assert git_urls.transport_of(url) == transport
+    assert _git_urls.transport_of(url) == transport
 
 
 @pytest.mark.parametrize(

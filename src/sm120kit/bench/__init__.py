@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.bench import (
+    _energy,
+    _run_settings,
     bench_environment,
     client,
     clocks,
-    energy,
     metrics,
     result_file,
     resume,
-    run_settings,
     saturation,
     workload,
 )
@@ -201,7 +201,7 @@ def _environment(server: MeasuredServer, measurement: Measurement) -> Environmen
     return Environment(
         url=server.endpoint.url,
         model=server.model,
-        reported={**client.server_info(server.endpoint, server.model), **run_settings.published(server.endpoint)},
+        reported={**client.server_info(server.endpoint, server.model), **_run_settings.published(server.endpoint)},
         served=server.served,
         machine=bench_environment.machine(server.endpoint.url, server.served, measurement.given),
         **_planned(measurement),
@@ -240,7 +240,7 @@ def _measure(
         with (
             clocks.sampled() if here else nullcontext(lambda: None) as gpu_clocks,
             metrics.measured(endpoint) as reported,
-            energy.sampled() if here else nullcontext(lambda: energy.Energy(unknown=energy.REMOTE)) as taken,
+            _energy.sampled() if here else nullcontext(lambda: _energy.Energy(unknown=_energy.REMOTE)) as taken,
         ):
             concurrency = workload.all_requests(work, case, server.model, salt)
             streamed = client.stream_all(endpoint, counted(concurrency), stall_seconds=measurement.stall_seconds, on_end=on_end)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from sm120kit import __version__
-from sm120kit.bench import listener
+from sm120kit.bench import _listener
 from sm120kit.bench.result_file import Machine, Served
 from sm120kit.core import reporting
 from sm120kit.core.digests import file_sha256
@@ -132,7 +132,7 @@ def machine(url: str, served: Served | None = None, given: Mapping[str, str] = M
         return Machine()
     stated = given.get("machine")
     launched = served is not None and served.configuration is not None
-    here = stated == "this" or (stated is None and (launched or listener.is_engine(_port(url))))
+    here = stated == "this" or (stated is None and (launched or _listener.is_engine(_port(url))))
     return machine_of(probe()) if here else Machine()
 
 

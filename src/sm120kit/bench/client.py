@@ -179,11 +179,11 @@ async def _stream_all(
 ) -> StreamResult:
     import httpx2
 
-    from sm120kit.bench import wire
+    from sm120kit.bench import _wire
 
     began = time.perf_counter()
     timeout = httpx2.Timeout(stall_seconds, connect=30)
-    async with wire.client(server, timeout) as client:
+    async with _wire.client(server, timeout) as client:
 
         async def stream_user(number: int, requests: Iterable[StreamRequest]) -> list[EndedRequest]:
             ended = []
@@ -232,7 +232,7 @@ class _Exchange:
         """Send the request and read its answer to the end; whatever fails is in ``error``."""
         import httpx2
 
-        from sm120kit.bench import wire
+        from sm120kit.bench import _wire
 
         try:
             async with asyncio.timeout(self.request.limit_seconds):
@@ -245,7 +245,7 @@ class _Exchange:
             self.error = f"stalled: no data for {self.client.timeout.read:g} s, the limit of --timeout"
         except httpx2.HTTPError as failure:
             closed = isinstance(failure, httpx2.RemoteProtocolError | httpx2.ReadError | httpx2.WriteError)
-            before_answer = self.status is None and wire.CLOSED_IN_HEAD not in str(failure)
+            before_answer = self.status is None and _wire.CLOSED_IN_HEAD not in str(failure)
             self.closed_idle = closed and before_answer and not self._connected
             self.error = self._too_long() or self.server.without_secrets(f"{type(failure).__name__}: {failure}".rstrip(": "))
         self.ended = time.perf_counter()
@@ -256,15 +256,15 @@ class _Exchange:
             self.started = time.perf_counter()  # before, it waited for its connection and for other users' requests
 
     async def _receive(self) -> None:
-        from sm120kit.bench import wire
+        from sm120kit.bench import _wire
 
         url = self.server.request_url(self.request.path)
         async with self.client.stream("POST", url, json=self.request.body, extensions={"trace": self._trace}) as response:
             self.status, kind = response.status_code, response.headers.get("Content-Type", "")
-            self.reads = wire.content(response, self.request.limit_bytes)
+            self.reads = _wire.content(response, self.request.limit_bytes)
             size = 0
             async for read in response.aiter_raw():
-                self.reads.append((wire.arrived(response), read))
+                self.reads.append((_wire.arrived(response), read))
                 size += len(read)
                 if size > self.request.limit_bytes:
                     break

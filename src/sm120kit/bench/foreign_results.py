@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sm120kit.bench import foreign_formats
-from sm120kit.bench.foreign_formats import OUTPUT, Figure
+from sm120kit.bench import _foreign_formats
+from sm120kit.bench._foreign_formats import OUTPUT, Figure
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
 
@@ -66,7 +66,7 @@ def read(paths: Sequence[Path]) -> PublishedFigures:
 
 def _load(path: Path) -> Any:
     """The content of a JSON file, the runs of a file of JSON lines, or the rows of a CSV file, whatever its name."""
-    hint = f"name a published result file; known: {foreign_formats.KNOWN}"
+    hint = f"name a published result file; known: {_foreign_formats.KNOWN}"
     try:
         text = read_input(path).decode("utf-8-sig").strip()
         if text[:1] in ("{", "["):
@@ -82,10 +82,10 @@ def _load(path: Path) -> Any:
         raise BadInput(f"{path} is not JSON: {error}", hint) from error
     if not rows or len(rows[0]) < 2:
         raise BadInput(f"{path} is neither JSON nor CSV with columns", hint)
-    if missing := foreign_formats.CSV_KEYS - rows[0].keys():
+    if missing := _foreign_formats.CSV_KEYS - rows[0].keys():
         raise BadInput(
             f"{path} is CSV without llama-benchy's columns {', '.join(sorted(missing))}: CSV of other tools is not read",
-            f"name the JSON file of its tool; known: {foreign_formats.KNOWN}",
+            f"name the JSON file of its tool; known: {_foreign_formats.KNOWN}",
         )
     return rows
 
@@ -110,9 +110,9 @@ def _figures(path: Path, content: Any) -> list[Figure]:
     """
     if isinstance(content, _Runs):
         return [figure for run in content for figure in _figures(path, run)]
-    reader = foreign_formats.reader(content)
+    reader = _foreign_formats.reader(content)
     if reader is None:
-        raise BadInput(f"{path} has an unknown format", f"known: {foreign_formats.KNOWN}")
+        raise BadInput(f"{path} has an unknown format", f"known: {_foreign_formats.KNOWN}")
     try:
         return [_checked(figure) for figure in reader(path.name, content)]
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:

@@ -17,7 +17,7 @@ from functools import cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.core.heartbeat import Heartbeat
+from sm120kit.core._heartbeat import Heartbeat
 from sm120kit.core.reporting import Advance
 from sm120kit.core.secrets import masked, masked_json
 

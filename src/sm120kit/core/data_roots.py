@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from sm120kit.core._users import user_label
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, SystemRefused, did_you_mean
 from sm120kit.core.outside import file_problem, read_toml
-from sm120kit.core.users import user_label
 
 REPOSITORY_FILE = "sm120kit.toml"
 """The file that marks a user's repository."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sm120kit.core._users import user_label
 from sm120kit.core.errors import ResourceUnavailable, SystemRefused
-from sm120kit.core.users import user_label
 
 UNWRITABLE_HINT = "choose a writable directory: --state or SM120KIT_STATE, or the option for the output"
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sm120kit.core import reporting
+from sm120kit.core._users import user_label
 from sm120kit.core.disk import disk_errors
-from sm120kit.core.users import user_label
 
 _HOST_LOCK = Path("/run")
 """A directory of root on every Linux (FHS 3.0, 3.15)."""

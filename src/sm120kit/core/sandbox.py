@@ -1,4 +1,4 @@
-"""Run programs with foreign code in a sandbox: bubblewrap, or :mod:`sm120kit.core.namespaces` where bubblewrap is missing.
+"""Run programs with foreign code in a sandbox: bubblewrap, or :mod:`sm120kit.core._namespaces` where bubblewrap is missing.
 
 A program in a sandbox has no network, no capabilities and no variables but those that are passed. It is alone in a process
 namespace, which ends with it and with this process. It reads system directories, the files of Python, compiler and sm120kit,
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit.core import namespaces, process
+from sm120kit.core import _namespaces, process
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.process import Environment
 from sm120kit.core.records import Toolchain
@@ -80,9 +80,9 @@ def wrap(
 
 
 def unshared(request: Mapping[str, object], uid: int, gid: int) -> list[str | Path]:
-    """The command of :mod:`sm120kit.core.namespaces`, to which the program is appended, which runs as ``uid`` and ``gid``."""
+    """The command of :mod:`sm120kit.core._namespaces`, to which the program is appended, which runs as ``uid`` and ``gid``."""
     text = json.dumps({"argv": [], "uid": uid, "gid": gid, **request})
-    return [sys.executable, "-I", "-S", namespaces.__file__, text]
+    return [sys.executable, "-I", "-S", _namespaces.__file__, text]
 
 
 def find() -> Sandbox:

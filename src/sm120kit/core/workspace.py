@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120kit.core import reporting
+from sm120kit.core._users import is_private_group, user_label
 from sm120kit.core.disk import UNWRITABLE_HINT, disk_errors
 from sm120kit.core.errors import NotTrusted, SystemRefused
 from sm120kit.core.locks import exclusive, holders
 from sm120kit.core.temporary import owned_directory, remove_abandoned
-from sm120kit.core.users import is_private_group, user_label
 
 MARKER = "sm120kit-state.lock"
 """The file that marks a state directory. A directory without it is somebody else's, and nothing in it is removed."""

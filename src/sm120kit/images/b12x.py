@@ -35,7 +35,7 @@ from sm120kit.wheels import parser_options
 from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 
 if TYPE_CHECKING:
-    from sm120kit.images.layers import LayerWriter
+    from sm120kit.images._layers import LayerWriter
 
 PROGRAM, REQUEST = "b12x/compile.py", "b12x/request.json"
 """Programs of an image, below ``/opt/sm120kit``: the program, and the recipe's table."""

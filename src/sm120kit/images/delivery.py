@@ -13,8 +13,8 @@ from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissing
 from sm120kit.core.record_files import read_record
-from sm120kit.images import assembly
-from sm120kit.images import base as base_layers
+from sm120kit.images import _assembly
+from sm120kit.images import _base as base_layers
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images.image_records import Image, ImageContext
 from sm120kit.images.local_images import LocalImages
@@ -105,9 +105,9 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
             f"build it on a machine for {closure.machine}",
         )
     if base not in bases.of_images():
-        from sm120kit.images import existing_base
+        from sm120kit.images import _existing_base
 
-        existing_base.require_available(base, LocalImages(options.workspace).layout)
+        _existing_base.require_available(base, LocalImages(options.workspace).layout)
     needed = compiling_bytes + missing_bytes(base, closure, options)
     require_disk(options.workspace.root, needed, f"everything that the image of {recipe.name} needs")
     _prepare_layers(base, closure, options, recipe)
@@ -121,10 +121,10 @@ def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recip
             cross_tools(closure.machine, options)
         store.require_runtime(base_layers.debian_image(base, closure.machine, options)[1].partition("@")[2])
     else:
-        from sm120kit.images import existing_base
+        from sm120kit.images import _existing_base
 
-        programs = existing_base.inspect(existing_base.fetch(base, store.layout), store)
-        existing_base.require_suitable(base, programs, closure, compiles=recipe.delivers_image)
+        programs = _existing_base.inspect(_existing_base.fetch(base, store.layout), store)
+        _existing_base.require_suitable(base, programs, closure, compiles=recipe.delivers_image)
     missing = sources.unfetched(closure.wheels, workspace)
     if missing:
         sources.wheelhouse(missing, workspace, options.origin)
@@ -150,15 +150,15 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
 
 
 @contextmanager
-def _opened_base(name: str, machine: str, options: Options) -> Iterator[tuple[assembly.ImageBase, str]]:
-    """A base as :func:`sm120kit.images.assembly.assemble` takes it, and its reference, while the block runs."""
+def _opened_base(name: str, machine: str, options: Options) -> Iterator[tuple[_assembly.ImageBase, str]]:
+    """A base as :func:`sm120kit.images._assembly.assemble` takes it, and its reference, while the block runs."""
     if name in bases.of_images():
         yield base_layers.debian_image(name, machine, options)
         return
-    from sm120kit.images import existing_base
+    from sm120kit.images import _existing_base
 
     store = LocalImages(options.workspace)
-    with existing_base.image_base(existing_base.fetch(name, store.layout), store) as base:
+    with _existing_base.image_base(_existing_base.fetch(name, store.layout), store) as base:
         yield base, name
 
 
@@ -225,9 +225,9 @@ def _assemble(
     with _opened_base(base_name, closure.machine, options) as (base, reference):
         context, *described = contexts.describe(setup, reference, ours, closure.wheels, workspace)
         ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
-        files = assembly.wheel_files(
+        files = _assembly.wheel_files(
             ours_by_wheel, closure.wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin)
         )
         layout = LocalImages(workspace).layout
-        image, ran = assembly.assemble(context, (described[0], described[1]), base, files, layout, workspace)
+        image, ran = _assembly.assemble(context, (described[0], described[1]), base, files, layout, workspace)
     return ImageBuild(context, image, ran)

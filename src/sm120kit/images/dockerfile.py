@@ -14,10 +14,10 @@ from typing import Any
 
 from sm120kit.core.errors import BadInput, SystemRefused
 from sm120kit.core.temporary import publish_directory
+from sm120kit.images._rootfs import WHITEOUT
 from sm120kit.images.image_records import start_settings
 from sm120kit.images.loading import link_blob, verify
 from sm120kit.images.oci import Layout
-from sm120kit.images.rootfs import WHITEOUT
 
 _HINT = "sm120kit image export IMAGE FILE.tar writes it for docker load"
 _TEXTS = {"StopSignal": "STOPSIGNAL", "WorkingDir": "WORKDIR", "User": "USER"}

@@ -23,7 +23,7 @@ from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import AlreadyExists, BadInput, DaemonUnreachable, NotFound, NotTrusted, NotVerified, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.temporary import publish_directory
-from sm120kit.images.distribution.compression import decompressed
+from sm120kit.images.distribution._compression import decompressed
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MAX_DOCUMENT_BYTES, REFERENCE, Descriptor, Layout, manifest_of

@@ -1,6 +1,6 @@
 """Images in the state directory, an OCI image layout: inspected, run and compared without a container daemon.
 
-A program runs in a root file system of the image's layers (:mod:`sm120kit.images.rootfs`) that it cannot write, with a ``/tmp``
+A program runs in a root file system of the image's layers (:mod:`._rootfs`) that it cannot write, with a ``/tmp``
 and a home directory of its own, without network and capabilities, alone in a process namespace. Which program isolates it
 depends on what this system permits:
 
@@ -28,10 +28,10 @@ from sm120kit.core import process, sandbox
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import rootfs
+from sm120kit.images import _rootfs
+from sm120kit.images._rootfs import LayerRecord, UnpackedLayer
 from sm120kit.images.image_records import ContainerResult, Image, start_settings
 from sm120kit.images.oci import Descriptor, Layout
-from sm120kit.images.rootfs import LayerRecord, UnpackedLayer
 from sm120kit.recipes.cross_tools import CrossTools, cross_tools
 from sm120kit.sources.run_options import Options
 
@@ -103,11 +103,11 @@ class LocalImages:
 
     def owners(self, image: str) -> dict[str, str]:
         """Owners ``uid:gid`` of the files that do not belong to root, by path, from the headers of the layers."""
-        return rootfs.owners(self._layers(image))
+        return _rootfs.owners(self._layers(image))
 
     def digests(self, image: str) -> dict[str, str]:
         """The sha256 of files, by path, which were computed while the layers were unpacked."""
-        return rootfs.digests(self._layers(image))
+        return _rootfs.digests(self._layers(image))
 
     def run(self, image: str, argv: Sequence[str], files: Mapping[str, bytes]) -> ContainerResult:
         """Run a program as the image's user, in place of its entrypoint, without a network; ``files`` are below ``/tmp``.
@@ -149,7 +149,7 @@ class LocalImages:
         Raises:
             BadInput: the image has no file of that path.
         """
-        entry = rootfs.find(self._layers(image), path)
+        entry = _rootfs.find(self._layers(image), path)
         if entry is None or entry.below or not entry.source.is_file() or entry.source.is_symlink():
             raise BadInput(f"the image {image} has no file /{path}", "use another image")
         return entry.source.read_bytes()
@@ -162,20 +162,20 @@ class LocalImages:
         Raises:
             NotTrusted: it contains a link.
         """
-        entry = rootfs.find(self._layers(image), path)
+        entry = _rootfs.find(self._layers(image), path)
         if entry is None:
             return False
-        for member in [entry, *(rootfs.walk(entry.below, entry.path) if entry.below else ())]:
+        for member in [entry, *(_rootfs.walk(entry.below, entry.path) if entry.below else ())]:
             if member.source.is_symlink():
                 raise NotTrusted(f"{image}: member {member.path!r} is a link", "sm120kit builds no such image")
         target = into / entry.source.name
         with disk_errors(into):
             if entry.below:
                 target.mkdir()
-                rootfs.combine(entry.below, target, entry.path)
+                _rootfs.combine(entry.below, target, entry.path)
             else:
                 target.unlink(missing_ok=True)
-                rootfs.link_or_copy(entry.source, target)
+                _rootfs.link_or_copy(entry.source, target)
         return True
 
     def tag(self, image: str, reference: str) -> None:
@@ -201,13 +201,13 @@ class LocalImages:
         return self.layout.config(self._manifest(reference).digest)
 
     def _layers(self, image: str) -> tuple[UnpackedLayer, ...]:
-        return rootfs.layers(self.layout, self._manifest(image).digest, self._workspace)
+        return _rootfs.layers(self.layout, self._manifest(image).digest, self._workspace)
 
     @contextmanager
     def _container(self, image: str, files: Mapping[str, bytes]) -> Iterator[_Container]:
         """A container of an image with its own ``/tmp`` and home directory, which are removed with the block."""
         layers, settings = self._layers(image), self.settings(image)
-        user = rootfs.user_of(layers, settings.get("User", ""))
+        user = _rootfs.user_of(layers, settings.get("User", ""))
         env = dict(variable.partition("=")[::2] for variable in settings.get("Env") or ())
         env = {"PATH": DEFAULT_PATH, "HOSTNAME": "sm120kit", "HOME": user["home"]} | env
         with self._workspace.scratch() as directory, disk_errors(directory):
@@ -221,12 +221,12 @@ class LocalImages:
                 path.write_bytes(content)
             (directory / "tmp").chmod(0o1777)
             writable = {"/tmp": directory / "tmp"}
-            home = rootfs.find(layers, user["home"])
-            owner = rootfs.owners(layers).get(user["home"], "0:0").partition(":")[0]
+            home = _rootfs.find(layers, user["home"])
+            owner = _rootfs.owners(layers).get(user["home"], "0:0").partition(":")[0]
             if home is not None and home.below and owner == str(user["uid"]):  # otherwise it is not the user's, and read-only
                 writable[user["home"]] = directory / "home"
                 (directory / "home").mkdir()
-                rootfs.combine(home.below, directory / "home", home.path, link=False)
+                _rootfs.combine(home.below, directory / "home", home.path, link=False)
             points = UnpackedLayer(directory / "points", LayerRecord({}, {}, whiteouts=False))
             cwd = settings.get("WorkingDir") or "/"
             emulator = self._emulator(self.layout.image(self._manifest(image).digest))
@@ -284,7 +284,7 @@ def _copy(container: _Container) -> Path:
     """A directory with the files of all layers, as hard links."""
     directory = container.directory / "copy"
     directory.mkdir()
-    rootfs.combine(container.layers, directory)
+    _rootfs.combine(container.layers, directory)
     return directory
 
 

@@ -15,7 +15,7 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import attestation, checks
 from sm120kit.images import image_inputs as contexts
-from sm120kit.images.attestation import Signer, base_packages, origins
+from sm120kit.images.attestation import Signer, _base_packages, _origins
 from sm120kit.images.checks.quick import left_out
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.image_index import FORMAT, PublishedIndex, any_machine, read_index, require_repository
@@ -61,8 +61,8 @@ def publish(
     def attest(entry: PublishedImage) -> Attestation:
         if entry.attested and not signer:
             return entry.attested
-        packages = base_packages.installed(verified.image, store, workspace)
-        wheels = origins.of_wheels(verified.image, context, base_packages.reader(verified.image, store, workspace))
+        packages = _base_packages.installed(verified.image, store, workspace)
+        wheels = _origins.of_wheels(verified.image, context, _base_packages.reader(verified.image, store, workspace))
         return attestation.write(entry, context, index.parent, signer, packages, wheels)
 
     return list_published(verified, repository, index, store.layout, attest)

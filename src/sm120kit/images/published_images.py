@@ -12,11 +12,11 @@ from sm120kit.core.errors import AlreadyExists, DaemonUnreachable, NotAttested, 
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import attestation, checks, loading
+from sm120kit.images._label_changes import label_changes
 from sm120kit.images.distribution import RegistryClient, RemoteImage
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_index import find_image, read_index
 from sm120kit.images.image_records import CheckResult, Image, PublishedImage, VerifiedImage
-from sm120kit.images.label_changes import label_changes
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
 

@@ -24,7 +24,7 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record
 from sm120kit.core.temporary import is_owned
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import base
+from sm120kit.images import _base
 from sm120kit.images.image_inputs import LABEL
 from sm120kit.images.image_records import ImageContext
 from sm120kit.images.oci import Layout
@@ -195,7 +195,7 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
         build_ids=frozenset(map(lockfile.build_id, locks.values())),
         plans=frozenset(str(ours.origin["plan"]) for context in images.values() for ours in context.ours),
         bases=frozenset(
-            base.directory_name(one, machine) for one in map(bases.load, bases.names()) for machine in one.machines
+            _base.directory_name(one, machine) for one in map(bases.load, bases.names()) for machine in one.machines
         ),
         blobs=frozenset(path.name for path in _layout(workspace.root).used()),
         images=images,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from sm120kit.core.errors import ServerFailed
 from sm120kit.kld import reference_model as references
+from sm120kit.kld._kld_records import FORMAT, DivergenceSummary, KldComparison, Windowing
+from sm120kit.kld._models import ComparedModel, LocalModel, ServedModel, require_same_tokenizer, require_window
+from sm120kit.kld._tokens import TokenizedText, read_tokens
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, WindowDivergences, divergences
-from sm120kit.kld.kld_records import FORMAT, DivergenceSummary, KldComparison, Windowing
-from sm120kit.kld.models import ComparedModel, LocalModel, ServedModel, require_same_tokenizer, require_window
 from sm120kit.kld.reference_model import ReferenceText, SavedReference
-from sm120kit.kld.tokens import TokenizedText, read_tokens
 
 __all__ = [
     "ComparedModel",

@@ -22,9 +22,9 @@ import zstandard
 from sm120kit.core.errors import BadRecord, RequirementMissing
 from sm120kit.core.outside import parse_json
 from sm120kit.core.records import json_text
+from sm120kit.kld._kld_records import DivergenceSummary, Windowing
+from sm120kit.kld._tokens import TokenizedText
 from sm120kit.kld.divergence import FullDistributions, TopLogProbabilities, blocks, normalized
-from sm120kit.kld.kld_records import DivergenceSummary, Windowing
-from sm120kit.kld.tokens import TokenizedText
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

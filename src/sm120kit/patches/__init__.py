@@ -1,14 +1,14 @@
 """Patch series: read and check them, apply them to a checkout, write the result to a directory, export commits as patches."""
 
-from sm120kit.patches.apply import apply, compose
+from sm120kit.patches._apply import apply, compose
+from sm120kit.patches._edits import EditedSource, edit, export_edits
+from sm120kit.patches._files import dependents, drop, find
+from sm120kit.patches._materialise import index_file, materialise
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
-from sm120kit.patches.edits import EditedSource, edit, export_edits
-from sm120kit.patches.files import dependents, drop, find
 from sm120kit.patches.foreign import ImportTarget, import_patches, of_the_source
 from sm120kit.patches.format import Patch, normal_form, read_foreign
 from sm120kit.patches.mails import read_commit, read_diffs
-from sm120kit.patches.materialise import index_file, materialise
 from sm120kit.patches.patch_records import TreeProject, projects_in_tree
 from sm120kit.patches.series import fix, lint, load, load_for_tree, origin, projects
 

@@ -11,7 +11,7 @@ from sm120kit.core.data_roots import data_root, top_root, user_repository
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.patches.apply import apply
+from sm120kit.patches._apply import apply
 from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.patches.series import load_for_tree
@@ -53,7 +53,7 @@ def fetch_patched(pin: Pin, inside: tuple[VendoredProject, ...], options: Option
 
     Raises:
         Mismatch: the source, or a project inside it, is not the project or version that the recipe names.
-        PatchConflict, BadInput: see :func:`sm120kit.patches.apply`.
+        PatchConflict, BadInput: see :func:`sm120kit.patches._apply`.
     """
     cached = cached_tree(pin, inside, options.workspace, files)
     if cached is not None:

@@ -17,10 +17,10 @@ from packaging.version import Version
 
 from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.process import Completed
-from sm120kit.patches.conflicts import describe, explain
+from sm120kit.patches._conflicts import describe, explain
+from sm120kit.patches._locate import ambiguities
 from sm120kit.patches.diff import FILE_MODES, Hunk
 from sm120kit.patches.format import Patch
-from sm120kit.patches.locate import ambiguities
 from sm120kit.patches.patch_records import HunkConflict, PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import GitIndex, Repository

@@ -18,12 +18,12 @@ from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import write_together
 from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
+from sm120kit.patches._export import diff, parse_own, problems_after, slug_of
+from sm120kit.patches._message import SUBJECT, complete, to_fill_in, with_defaults
 from sm120kit.patches.diff import Problem, path_problem, scan
 from sm120kit.patches.drift import steps
-from sm120kit.patches.export import diff, parse_own, problems_after, slug_of
 from sm120kit.patches.format import Patch, normal_form, render
 from sm120kit.patches.mails import ForeignPatch
-from sm120kit.patches.message import SUBJECT, complete, to_fill_in, with_defaults
 from sm120kit.patches.patch_records import PatchedTree, PatchState, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import built_in, require_no_problems, series_content, slug_lines, slug_problem
 from sm120kit.sources.git import GitIndex, Repository

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import read_found
-from sm120kit.patches.apply import REFS
-from sm120kit.patches.export import slug_of
+from sm120kit.patches._apply import REFS
+from sm120kit.patches._export import slug_of
+from sm120kit.patches._pulls import fetch_pull_request, find_pull_request
 from sm120kit.patches.foreign import ImportTarget, Place, applied_tree, guessed_place, of_the_source
 from sm120kit.patches.mails import ForeignPatch, read_diffs, split_diffs
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
-from sm120kit.patches.pulls import fetch_pull_request, find_pull_request
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import Origin
 
@@ -31,7 +31,7 @@ def read_source(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
 
     Raises:
         BadInput: see :func:`sm120kit.patches.mails.read_diffs`.
-        FetchFailed, OfflineMiss: see :func:`sm120kit.patches.pulls.fetch_pull_request`.
+        FetchFailed, OfflineMiss: see :func:`sm120kit.patches._pulls.fetch_pull_request`.
     """
     pull = None if path.exists() else find_pull_request(str(path))
     return split_diffs(fetch_pull_request(pull, origin), pull.file) if pull else read_diffs(path)

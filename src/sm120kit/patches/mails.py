@@ -14,8 +14,8 @@ from pathlib import Path
 
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
-from sm120kit.patches.export import CommitMessage, diff, read_message, slug_of
-from sm120kit.patches.message import AUTHOR
+from sm120kit.patches._export import CommitMessage, diff, read_message, slug_of
+from sm120kit.patches._message import AUTHOR
 from sm120kit.sources.git import Repository
 
 MAX_PATCHES = 200

@@ -1,7 +1,7 @@
 """Move a series to another version: ``git rebase`` of its patches in a directory like that of :func:`sm120kit.patches.edit`.
 
 Each patch is a commit of its own above the tree that it was made for, which git picks onto the new version. At a conflict git
-stops, and the developer goes on with git. The export of the directory writes the files, see :mod:`sm120kit.patches.moved`.
+stops, and the developer goes on with git. The export of the directory writes the files, see :mod:`sm120kit.patches._moved`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, CommandFailed, PatchConflict, SystemRefused
 from sm120kit.core.temporary import publish_directory
-from sm120kit.patches.apply import REFS, base_commit, commit_patch
+from sm120kit.patches._apply import REFS, base_commit, commit_patch
+from sm120kit.patches._edits import BASE, SERIES, EditRecord, names_in_commits, write_section
 from sm120kit.patches.drift import steps
-from sm120kit.patches.edits import BASE, SERIES, EditRecord, names_in_commits, write_section
 from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import PatchedTree, PatchState, TreeProject, projects_in_tree
 from sm120kit.patches.series import load_for_tree

@@ -15,9 +15,9 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.data_roots import built_in_below, origin_of
 from sm120kit.core.errors import BadInput, SystemRefused
 from sm120kit.patches import evidence
+from sm120kit.patches._message import to_fill_in
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, normal_form, overlap, parse
-from sm120kit.patches.message import to_fill_in
 from sm120kit.patches.patch_records import projects_in_tree
 from sm120kit.sources.source_records import Pin, VendoredProject
 

@@ -11,7 +11,7 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import AlreadyExists
 from sm120kit.engines import parser
-from sm120kit.recipes import toml_text
+from sm120kit.recipes import _toml_text
 from sm120kit.recipes.configurations import KIND, Configuration
 
 
@@ -22,8 +22,8 @@ def content(configuration: Configuration) -> dict[str, Any]:
 
 def text(data: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
     """The TOML text of a configuration's content: one line for each option; ``comments`` are lines above it."""
-    options = toml_text.Rows(words for _, words in parser.split(str(data["engine"]), data["arguments"]))
-    return toml_text.write({**data, "arguments": options}, "\n".join(comments), toml_text.Comments())
+    options = _toml_text.Rows(words for _, words in parser.split(str(data["engine"]), data["arguments"]))
+    return _toml_text.write({**data, "arguments": options}, "\n".join(comments), _toml_text.Comments())
 
 
 def write(name: str, written: str, *, overwrite: bool) -> Path:

@@ -18,9 +18,9 @@ from packaging.version import Version
 
 from sm120kit.core.errors import ResolutionFailed
 from sm120kit.engines import of_recipe
-from sm120kit.recipes import toml_text
+from sm120kit.recipes import _toml_text
 from sm120kit.recipes.locked_toolchain import FFI
-from sm120kit.recipes.lockfile.contents import FLASHINFER
+from sm120kit.recipes.lockfile._contents import FLASHINFER
 from sm120kit.recipes.schema import FLASHINFER_KEY
 from sm120kit.sources.index import ListedFile
 from sm120kit.sources.wheel_metadata import WheelMetadata
@@ -62,8 +62,8 @@ class Draft:
     def toml(self) -> str:
         """The text of the recipe."""
         not_inspected = f"The reasons are those of {self.template}: the wheels of this release were not inspected."
-        comments = toml_text.Comments(self.text, self.renamed, {"[[upstream]]": not_inspected})
-        return toml_text.write(self.data, self.head, comments)
+        comments = _toml_text.Comments(self.text, self.renamed, {"[[upstream]]": not_inspected})
+        return _toml_text.write(self.data, self.head, comments)
 
 
 @dataclass(frozen=True)

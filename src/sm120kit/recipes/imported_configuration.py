@@ -11,10 +11,10 @@ from typing import Any
 from sm120kit.core.secrets import is_secret_name
 from sm120kit.engines import parser
 from sm120kit.recipes import EngineRecipe
+from sm120kit.recipes._shell_words import unset
 from sm120kit.recipes.arguments import MODEL_DIRECTORY, missing_extras, problems
 from sm120kit.recipes.configurations import completed
 from sm120kit.recipes.launch_command import LaunchCommand, is_download_cache, is_kernel_cache
-from sm120kit.recipes.shell_words import unset
 
 _SET_BY_SERVE = ("model", "served_name", "host", "port", "revision", "api_key", "nodes")
 _CHOSEN = re.compile(

@@ -11,7 +11,7 @@ from typing import Any
 
 from sm120kit.core.outside import parse_yaml
 from sm120kit.engines import Engine, all_engines
-from sm120kit.recipes.shell_words import Shell, ShellCommand, commands, expanded, inner_script
+from sm120kit.recipes._shell_words import Shell, ShellCommand, commands, expanded, inner_script
 
 EnvironmentFile = Callable[[str], "Mapping[str, str] | None"]
 """The variables in a file that a launch names, None if it cannot be read."""

@@ -8,10 +8,10 @@ or a Kubernetes manifest, and ``nodes`` those of several machines; ``supervise``
 
 from __future__ import annotations
 
-from sm120kit.serving.container import Placement, Service, api_key, make_service, risks
+from sm120kit.serving._container import Placement, Service, api_key, make_service, risks
+from sm120kit.serving._render import compose, docker_run, kubernetes, secret_name
+from sm120kit.serving._supervise import Ending, Outcome, Run, ServerProcess, port_is_free, serve
 from sm120kit.serving.fit import Device, Fit, check_fit, choose_gpus, require_architecture, require_image, select_gpus
-from sm120kit.serving.render import compose, docker_run, kubernetes, secret_name
-from sm120kit.serving.supervise import Ending, Outcome, Run, ServerProcess, port_is_free, serve
 
 __all__ = [
     "Device",

@@ -42,10 +42,10 @@ from sm120kit.serving import (
     checkpoint,
     server_containers,
 )
+from sm120kit.serving._container import IMAGE_USER
+from sm120kit.serving._render import PATIENCE_SECONDS
 from sm120kit.serving.answer import Answer
 from sm120kit.serving.checkpoint import Checkpoint
-from sm120kit.serving.container import IMAGE_USER
-from sm120kit.serving.render import PATIENCE_SECONDS
 from sm120kit.serving.resolve import NO_IMAGE, ResolvedLaunch, require_port
 
 STARTS = "the start of a server"

@@ -11,8 +11,8 @@ from sm120kit.engines import Node, parser
 from sm120kit.hosts.facts import Host
 from sm120kit.recipes import bases
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.serving.container import Service
-from sm120kit.serving.render import compose, docker_run
+from sm120kit.serving._container import Service
+from sm120kit.serving._render import compose, docker_run
 
 if TYPE_CHECKING:
     from sm120kit.recipes import EngineRecipe

@@ -24,7 +24,7 @@ from sm120kit.images.published_images import Source
 from sm120kit.recipes import EngineRecipe, arguments
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import Device, allreduce, nodes
-from sm120kit.serving.container import LOOPBACK
+from sm120kit.serving._container import LOOPBACK
 from sm120kit.sources.debian import ARCHITECTURES
 
 HOST = Path("/")

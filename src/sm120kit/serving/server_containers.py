@@ -20,8 +20,8 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import MARKER
 from sm120kit.hosts.facts import LAUNCHER_LABEL
-from sm120kit.serving.render import PATIENCE_SECONDS
-from sm120kit.serving.supervise import Ending, Run
+from sm120kit.serving._render import PATIENCE_SECONDS
+from sm120kit.serving._supervise import Ending, Run
 
 URL_LABEL, RECORD_LABEL = "sm120kit.url", "sm120kit.record"
 CONFIGURATION_LABEL, GPUS_LABEL = "sm120kit.configuration", "sm120kit.gpus"

@@ -24,12 +24,12 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import OfflineMiss
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.sources import archive, download, git_urls, identity, index, submodules, wheel_commits
+from sm120kit.sources import _archive, _download, _git_urls, _identity, _submodules, index, wheel_commits
+from sm120kit.sources._wheels import UNPACKED_RATIO, sizes, unfetched, unpack_wheels, wheelhouse
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.resolver import Requirements, resolve_wheels
 from sm120kit.sources.source_records import Checkout, GitPin, Pin, SdistPin, WheelCommitPin, WheelPin
-from sm120kit.sources.wheels import UNPACKED_RATIO, sizes, unfetched, unpack_wheels, wheelhouse
 
 __all__ = [
     "BASE",
@@ -91,7 +91,7 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
             return checkout
         _remove_leftovers(workspace, key)
         packed = None if isinstance(pin, GitPin) else _packed(pin, key, workspace, origin)
-        if isinstance(pin, GitPin | WheelCommitPin) and not (origin.reachable or git_urls.transport_of(pin.url) == "file"):
+        if isinstance(pin, GitPin | WheelCommitPin) and not (origin.reachable or _git_urls.transport_of(pin.url) == "file"):
             raise OfflineMiss(
                 f"{pin.project} {pin.version} at {pin.commit} is not cached and --offline is given",
                 f"name a directory that holds a bare clone {index.repository_name(pin.url)} with --mirror, "
@@ -100,16 +100,16 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
         with publish_directory(target) as directory:
             repository = Repository.init(directory)
             if isinstance(pin, GitPin):
-                submodules.import_commit(pin, repository, BASE, origin.mirror)
+                _submodules.import_commit(pin, repository, BASE, origin.mirror)
             else:
                 assert packed is not None
                 if isinstance(pin, WheelCommitPin):
                     _import_wheel_commit(pin, packed, repository, workspace, origin)
                 elif isinstance(pin, WheelPin):
-                    archive.import_wheel(pin, packed, repository, BASE)
+                    _archive.import_wheel(pin, packed, repository, BASE)
                 else:
-                    archive.import_sdist(pin, packed, repository, BASE)
-            identity.require_identity(pin, repository, BASE)
+                    _archive.import_sdist(pin, packed, repository, BASE)
+            _identity.require_identity(pin, repository, BASE)
         checkout = _checkout(pin, target)
         assert checkout is not None, f"{target} has no base commit"
         return checkout
@@ -127,7 +127,7 @@ def _import_wheel_commit(
 def _packed(pin: SdistPin | WheelPin, key: str, workspace: Workspace, origin: Origin) -> Path:
     """The pinned sdist or wheel, from ``downloads/`` or fetched to it."""
     file, kind = (pin.wheel, "wheel") if isinstance(pin, WheelPin) else (pin, "sdist")
-    if (packed := download.cached(file, workspace.downloads)) is not None:
+    if (packed := _download.cached(file, workspace.downloads)) is not None:
         return packed
     if not origin.reachable:
         raise OfflineMiss(
@@ -139,7 +139,7 @@ def _packed(pin: SdistPin | WheelPin, key: str, workspace: Workspace, origin: Or
     settings = origin.settings()
     with contextlib.closing(connect(settings)) as client:
         locations = index.find(file, origin.mirror, settings, client)
-        return download.fetch(file, workspace.downloads, key, locations)
+        return _download.fetch(file, workspace.downloads, key, locations)
 
 
 def _checkout(pin: Pin, target: Path) -> Checkout | None:
@@ -150,7 +150,7 @@ def _checkout(pin: Pin, target: Path) -> Checkout | None:
     log = repository.git("log", "-1", "--format=%H %T", BASE, "--", check=False)
     if log.returncode != 0:
         return None
-    identity.require_identity(pin, repository, BASE)  # earlier versions of sm120kit did not check it
+    _identity.require_identity(pin, repository, BASE)  # earlier versions of sm120kit did not check it
     mark_used(target)
     return Checkout(pin, target, *log.stdout.split())
 

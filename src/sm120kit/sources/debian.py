@@ -19,7 +19,7 @@ from sm120kit.core.outside import file_problem
 from sm120kit.core.process import Completed, find_program, run
 from sm120kit.core.urls import redacted
 from sm120kit.core.workspace import Workspace
-from sm120kit.sources import download
+from sm120kit.sources import _download
 from sm120kit.sources.index import Location, Locations, local_directory
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.source_records import DebianPackage
@@ -80,7 +80,7 @@ def fetch(packages: Sequence[DebianPackage], workspace: Workspace, origin: Origi
     with workspace.exclusive("debian-packages"):
         for leftover in workspace.downloads.glob(".deb-*"):  # of a killed run
             leftover.unlink()
-        cached = {package: download.cached(package, workspace.downloads) for package in packages}
+        cached = {package: _download.cached(package, workspace.downloads) for package in packages}
         absent = [package for package, path in cached.items() if path is None]
         if absent:
             cached |= _fetch_all(absent, workspace, origin)
@@ -103,8 +103,8 @@ def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Or
         def fetch_one(package: DebianPackage) -> Path:
             locations = _locations(package, roots, client)
             try:
-                return download.fetch(package, workspace.downloads, f"deb-{package.name}", locations, advance)
-            except download.NowhereListed as error:
+                return _download.fetch(package, workspace.downloads, f"deb-{package.name}", locations, advance)
+            except _download.NowhereListed as error:
                 raise NotFound(
                     f"{package.name} {package.version} ({package.architecture}) left the archive: {error.message}",
                     "a newer version has replaced it: name a snapshot archive that has it with --debian-mirror, or lock the"
@@ -114,7 +114,7 @@ def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Or
                 hint = "check the network, or name another archive with --debian-mirror"
                 raise FetchFailed(error.message, hint) from error
 
-        return dict(zip(largest_first, download.in_parallel(fetch_one, largest_first), strict=True))
+        return dict(zip(largest_first, _download.in_parallel(fetch_one, largest_first), strict=True))
 
 
 def _locations(package: DebianPackage, roots: Iterable[str], client: PyPIClient) -> Locations:

@@ -7,7 +7,7 @@ credentials and ``insteadOf``; such a call transfers objects and creates none.
 A repository's own configuration can name programs (``gpg.program``, ``filter.*.clean``, ``core.sshCommand``, a promisor's
 ``uploadpack``), and git has no option to ignore it. It is therefore overwritten before each call.
 
-GitPython creates the commits, see :mod:`sm120kit.sources.git_objects`. The other methods run git once a call: commands read
+GitPython creates the commits, see :mod:`sm120kit.sources._git_objects`. The other methods run git once a call: commands read
 fewer objects than the import of GitPython costs, its diffs and listings of trees are slower than git's, and it has no
 ``apply``, no index without a work tree and no limits for a fetch.
 """
@@ -27,10 +27,10 @@ from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import CommandFailed, FetchFailed, NotTrusted, ResourceUnavailable
 from sm120kit.core.process import Completed, Environment, RunningProgram, Stopped, deadline, run, run_until, start
-from sm120kit.sources.git_urls import without_credentials
+from sm120kit.sources._git_urls import without_credentials
 
 if TYPE_CHECKING:
-    from sm120kit.sources.git_objects import Objects
+    from sm120kit.sources._git_objects import Objects
 
 IDENTITY = "sm120kit <sm120kit@localhost>"
 """Author and committer of our own commits."""
@@ -63,7 +63,7 @@ _OPTIONS = [argument for name, value in _SETTINGS.items() for argument in ("-c",
 PROTOCOLS = ("file", "git", "http", "https", "ssh")
 """Transports that git may use, whatever its configuration: none of them runs a program that a URL names, as ``ext`` does.
 
-:mod:`sm120kit.sources.git_urls` limits URLs further; the user's ``insteadOf`` may replace one transport by another.
+:mod:`sm120kit.sources._git_urls` limits URLs further; the user's ``insteadOf`` may replace one transport by another.
 """
 
 MAX_FETCH_BYTES = 8 * 2**30
@@ -171,7 +171,7 @@ class Repository:
     @cached_property
     def _objects(self) -> Objects:
         """This repository in GitPython; its processes end with this object."""
-        from sm120kit.sources.git_objects import Objects
+        from sm120kit.sources._git_objects import Objects
 
         return Objects(self.path)
 

@@ -17,7 +17,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import FetchFailed
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.urls import redacted
-from sm120kit.sources.settings import Settings
+from sm120kit.sources._settings import Settings
 from sm120kit.sources.source_records import DebianPackage, LockedWheel, SdistPin
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from unearth.fetchers import PyPIClient
 
 from sm120kit.core.errors import FetchFailed
 from sm120kit.core.outside import encoding, integer
-from sm120kit.sources.settings import Settings
+from sm120kit.sources._settings import Settings
 
 MAX_FILE_BYTES = 8 * 2**30
 """Limit for a downloaded file; the largest wheel today has 3 GB."""

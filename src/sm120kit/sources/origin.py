@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core.errors import BadInput, OfflineMiss
+from sm120kit.sources._settings import Settings, read_settings
 from sm120kit.sources.index import local_directory
-from sm120kit.sources.settings import Settings, read_settings
 from sm120kit.sources.source_records import APT_SOURCES, DebianArchives
 
 

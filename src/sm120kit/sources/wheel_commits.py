@@ -16,7 +16,7 @@ from sm120kit.core import reporting
 from sm120kit.core.archives import MAX_MEMBERS
 from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.core.urls import redacted
-from sm120kit.sources import archive, submodules
+from sm120kit.sources import _archive, _submodules
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import GitPin, SdistPin, WheelCommitPin
 
@@ -85,11 +85,11 @@ def import_wheel_commit(
         Mismatch: files that are compiled are not those of the release, or the wheel is not of the release.
         NotFound: the repository has no tag of the release, and the recipe names no sdist.
         BadInput: the commit has no such package, or files that are too large or too many.
-        FetchFailed, NotTrusted: see :func:`sm120kit.sources.submodules.fetch_commit`.
+        FetchFailed, NotTrusted: see :func:`sm120kit.sources._submodules.fetch_commit`.
     """
-    archive.import_wheel(pin, packed, repository, ref)
+    _archive.import_wheel(pin, packed, repository, ref)
     wheel, below = _tree(repository, ref), repository.git("rev-parse", ref).stdout.strip()
-    url = submodules.fetch_commit(GitPin(pin.project, pin.url, pin.commit, pin.version), repository, mirror)
+    url = _submodules.fetch_commit(GitPin(pin.project, pin.url, pin.commit, pin.version), repository, mirror)
     commit = _source(pin, repository, pin.commit, f"{pin.commit} of {redacted(pin.url)}")
     release = _release(pin, repository, url, sdist)
     _require_release(pin, release, wheel)
@@ -147,7 +147,7 @@ def _release(pin: WheelCommitPin, repository: Repository, url: str, sdist: Calla
         )
     own = SdistPin(pin.project, pin.distribution, pin.version, pin.sdist)
     packed, ref = sdist(own), "refs/release/sdist"
-    archive.import_sdist(own, packed, repository, ref)
+    _archive.import_sdist(own, packed, repository, ref)
     return _source(pin, repository, ref, f"the sdist {packed.name}", sdist=True)
 
 
@@ -212,8 +212,10 @@ def _changes(
             continue
         if old and wheel[path].id != old.id:
             raise Mismatch(f"{pin.filename} has another {path} than its release, and {pin.commit} changes it", _BY_PATCH)
-        if new and new.size > archive.MAX_SOURCE_BYTES:
-            raise BadInput(f"{pin.commit}: {path} has {new.size} bytes; at most {archive.MAX_SOURCE_BYTES} are read", _BY_PATCH)
+        if new and new.size > _archive.MAX_SOURCE_BYTES:
+            raise BadInput(
+                f"{pin.commit}: {path} has {new.size} bytes; at most {_archive.MAX_SOURCE_BYTES} are read", _BY_PATCH
+            )
         changes[path] = new
     return changes
 

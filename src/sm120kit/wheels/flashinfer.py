@@ -30,7 +30,7 @@ from sm120kit.recipes.locked_toolchain import FFI, TvmFfi
 from sm120kit.recipes.recipe_records import Lock
 from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels import plan as plans
+from sm120kit.wheels import _plan as plans
 from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
 from sm120kit.wheels.published_wheels import artifact_of, published, push, shared, wheel_record
 
@@ -88,7 +88,7 @@ def build(
         _compile(plan, prepared.generated, work, target.options, watch)
         ffi = prepared.tools[1]
         if stage is Stage.COMPILE:
-            from sm120kit.wheels.check import check_modules, tvm_ffi_loader
+            from sm120kit.wheels._check import check_modules, tvm_ffi_loader
 
             check_modules(plan, work, tvm_ffi_loader(ffi.library, work, plan.toolchain))
             return planned
@@ -343,7 +343,7 @@ def _check_and_pack(plan: BuildPlan, tree: PatchedTree, ffi: TvmFfi | None, work
 
     ``ffi`` loads the modules; None without any.
     """
-    from sm120kit.wheels.check import check_modules, count_kernels, tvm_ffi_loader
+    from sm120kit.wheels._check import check_modules, count_kernels, tvm_ffi_loader
     from sm120kit.wheels.pack import pack_wheel
 
     reporting.info("checking the modules and packing the wheel")

@@ -27,12 +27,12 @@ from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
-from sm120kit.wheels import build_environment as environments
-from sm120kit.wheels import extensions
-from sm120kit.wheels import plan as plans
+from sm120kit.wheels import _build_environment as environments
+from sm120kit.wheels import _extensions
+from sm120kit.wheels import _plan as plans
+from sm120kit.wheels._extensions import BuildSite, ExtensionBuild
 from sm120kit.wheels.build_records import RepackedWheel
 from sm120kit.wheels.compile import CompileSettings
-from sm120kit.wheels.extensions import BuildSite, ExtensionBuild
 from sm120kit.wheels.overlay import locked_wheels, patched_members, write_patched_members
 from sm120kit.wheels.published_wheels import push, shared
 
@@ -73,7 +73,7 @@ def plan_extensions(target: EngineTarget) -> ExtensionBuild:
     locked = locked_wheels(target)
     wheels = _environment_wheels(recipe, locked)
     python, python_version = environments.find_python(recipe.environment.python)
-    extensions.cmake_program()
+    _extensions.cmake_program()
     versions = {name: importlib.metadata.version(name) for name in ("cmake", "ninja")} | {"python": python_version}
     host, host_version = toolchain.host_compiler()
     nvcc_version = locked[NVCC].version
@@ -131,12 +131,12 @@ def build_extensions(
             if site.isolation
             else "this system permits no build without a network: whether the build fetched something is checked afterwards"
         )
-        extensions.compile_extensions(build, site, CompileSettings.of(options, watch))
+        _extensions.compile_extensions(build, site, CompileSettings.of(options, watch))
         reporting.info("checking the modules")
         if not pack:
-            extensions.check_extensions(build, official, site)
+            _extensions.check_extensions(build, official, site)
             return replace(planned, ran=True)
-        artifacts = extensions.publish_extensions(build, site, official, files, directory)
+        artifacts = _extensions.publish_extensions(build, site, official, files, directory)
         shutil.rmtree(site.work)
     push(plan, directory, options.remote)
     return replace(planned, artifacts=artifacts, directory=directory, ran=True)
@@ -154,7 +154,7 @@ def unit_ptx(target: EngineTarget, pattern: str, watch: Callable[[Progress], Non
     build, options = plan_extensions(target), target.options
     plan, workspace = build.plan, options.workspace
     units = [unit for module in plan.modules for unit in module.units if unit.source.endswith(".cu")]
-    paths = {unit: extensions.unit_path(unit) for unit in units}
+    paths = {unit: _extensions.unit_path(unit) for unit in units}
     chosen = [unit for unit, path in paths.items() if pattern in path or fnmatch.fnmatch(path, pattern)]
     if not chosen:
         raise NotFound(f"no unit of {plan.recipe} matches {pattern!r}", f"units: {', '.join(paths.values())}")
@@ -165,7 +165,7 @@ def unit_ptx(target: EngineTarget, pattern: str, watch: Callable[[Progress], Non
         write_record(site.work / "plan.json", plan)
         _prepare(build, site, list(wheels))
         reporting.info(f"compiling {len(chosen)} units to PTX")
-        return extensions.compile_ptx(build, site, chosen, CompileSettings.of(options, watch))
+        return _extensions.compile_ptx(build, site, chosen, CompileSettings.of(options, watch))
 
 
 def _work_name(build: ExtensionBuild) -> str:
@@ -175,7 +175,7 @@ def _work_name(build: ExtensionBuild) -> str:
 def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path]) -> None:
     """Write environment, source and required projects into the work directory."""
     sources.unpack_wheels(wheels, site.environment, build.recipe.environment.python)
-    patches.materialise(build.tree, site.work / extensions.SOURCE)
+    patches.materialise(build.tree, site.work / _extensions.SOURCE)
     flashinfer = build.flashinfer
     paths = {project.project: project.path for project in flashinfer.inside}
     for name in {filled.project for filled in build.table.injected.values() if filled.project}:

@@ -16,8 +16,8 @@ from sm120kit.core.errors import CheckFailed
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.recipes.locked_toolchain import TvmFfi
+from sm120kit.wheels._cuda_home import HOST_COMPILER, link_toolchain, relink
 from sm120kit.wheels.build_records import Generated
-from sm120kit.wheels.cuda_home import HOST_COMPILER, link_toolchain, relink
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def generate(
 ) -> tuple[Generated, ...]:
     """Generate the kernels of a FlashInfer ``tree`` below ``work``.
 
-    ``requests`` are from :func:`sm120kit.wheels.plan.generator_requests`; the generated code includes the headers of ``ffi``.
+    ``requests`` are from :func:`sm120kit.wheels._plan.generator_requests`; the generated code includes the headers of ``ffi``.
 
     Raises:
         CommandFailed, CheckFailed: a generator fails, or prints no result.

@@ -214,13 +214,13 @@ class RecipeMaker:
 
     def _flashinfer(self, version: str, template: Template, engine: Draft | None = None, ffi: str = "") -> StagedRecipe:
         """Make a FlashInfer recipe; ``engine`` requires it, with a version ``ffi`` of tvm-ffi or none in particular."""
-        listed = self._files(lockfile.contents.FLASHINFER)
+        listed = self._files(lockfile.FLASHINFER)
         sdist = next((f for f in listed if Version(f.version) == Version(version) and not f.filename.endswith(".whl")), None)
         if sdist is None:
             raise NotFound(f"the index lists no sdist of FlashInfer {version}", "its kernels are compiled from the sdist")
         if not sdist.location.sha256:
             raise FetchFailed(f"{sdist.location.shown} is listed without a sha256", "name an index that lists hashes")
-        pin = SdistPin("flashinfer", lockfile.contents.FLASHINFER, sdist.version, sdist.location.sha256)
+        pin = SdistPin("flashinfer", lockfile.FLASHINFER, sdist.version, sdist.location.sha256)
         checkout = sources.fetch(pin, self.options.workspace, self.options.origin)
         repository = Repository(checkout.repository)
         required = f"{title(engine.data['engine'])} {engine.data['version']}" if engine else ""

@@ -92,10 +92,10 @@ def build(
     Raises:
         Sm120kitError: a stage failed; see the function of each kind of target.
     """
-    from sm120kit.wheels import flashinfer, image_wheels, kernel_wheel
+    from sm120kit.wheels import _kernel_wheel, flashinfer, image_wheels
 
     if target.engine:
         return image_wheels.build(target.engine, request, watch)
     if target is target.flashinfer:
         return flashinfer.build(target.flashinfer, request, watch)
-    return kernel_wheel.build(target.flashinfer, request, watch)
+    return _kernel_wheel.build(target.flashinfer, request, watch)

@@ -16,9 +16,9 @@ import small_flashinfer
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, base, image_inputs, image_verification, rootfs
+from sm120kit.images import _assembly, _base, _rootfs, image_inputs, image_verification
+from sm120kit.images._layers import LayerWriter
 from sm120kit.images.image_records import Image
-from sm120kit.images.layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
 from sm120kit.sources.run_options import Options
@@ -31,7 +31,7 @@ def assemble(base_name: str, machine: str, directory: Path) -> tuple[Image, Work
     workspace = Workspace.open(directory / "state")
     layout = Layout(workspace.root / "oci")
     try:
-        image_base = base.image_base(bases.load(base_name), machine, layout, Options(workspace))
+        image_base = _base.image_base(bases.load(base_name), machine, layout, Options(workspace))
     except RequirementMissing as error:
         pytest.skip(error.message)
     wheels = small_flashinfer.wheels(workspace, directory)
@@ -44,7 +44,7 @@ def assemble(base_name: str, machine: str, directory: Path) -> tuple[Image, Work
         workspace,
     )
     files = locked | {described.ours[0].wheel: wheels.ours}
-    image, _ = assembly.assemble(described, (settings, programs), image_base, files.__getitem__, layout, workspace)
+    image, _ = _assembly.assemble(described, (settings, programs), image_base, files.__getitem__, layout, workspace)
     return image, workspace
 
 
@@ -107,6 +107,6 @@ def test_a_build_reads_no_file_again_and_detects_a_file_of_another_layer(tmp_pat
         assert checked(layout.image(faulty.digest), read_all)[0] == f"1: /{path}", read_all
 
     # A file that was changed where the layers are unpacked is read.
-    (tree,) = (each.tree for each in rootfs.layers(layout, manifest.digest, workspace) if (each.tree / path).exists())
+    (tree,) = (each.tree for each in _rootfs.layers(layout, manifest.digest, workspace) if (each.tree / path).exists())
     (tree / path).write_bytes(b"changed = True\n")
     assert checked(image, read_all=False)[0] == f"1: /{path}"

@@ -11,7 +11,7 @@ import pytest
 
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import base, loader_cache
+from sm120kit.images import _base, _loader_cache
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
 from sm120kit.sources import Origin
@@ -26,9 +26,9 @@ int main() { std::vector<int> v{1, 2, 3}; std::cout << std::accumulate(v.begin()
 """
 
 
-def make(state: Path, origin: Origin, machine: str = "x86_64") -> base.BaseLayer:
+def make(state: Path, origin: Origin, machine: str = "x86_64") -> _base.BaseLayer:
     options = Options(Workspace.open(state), origin)
-    return base.base_layer(bases.load(NAME), machine, Layout(options.workspace.root / "oci"), options)
+    return _base.base_layer(bases.load(NAME), machine, Layout(options.workspace.root / "oci"), options)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(state: Path) -> base.BaseLayer:
+def made(state: Path) -> _base.BaseLayer:
     try:
         return make(state, Origin())
     except RequirementMissing as error:
@@ -52,15 +52,15 @@ def inside(root: Path, script: str, *options: str) -> str:
 
 
 @pytest.fixture
-def root(made: base.BaseLayer) -> Path:
+def root(made: _base.BaseLayer) -> Path:
     if not shutil.which("bwrap") or subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"]).returncode:
         pytest.skip("needs bubblewrap and user namespaces")
     return made.root
 
 
-def test_python_without_namespaces(made: base.BaseLayer) -> None:
+def test_python_without_namespaces(made: _base.BaseLayer) -> None:
     program = "import ssl, sqlite3, lzma, sys, json; print(sys.version_info[:2], json.__cached__)"
-    done = subprocess.run([*base.python(made.root), "-c", program], capture_output=True, text=True)
+    done = subprocess.run([*_base.python(made.root), "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith("(3, 11) "), done.stderr
     assert "__pycache__" in done.stdout
 
@@ -88,10 +88,10 @@ def test_packages_and_links(root: Path) -> None:
     assert inside(root, "find / -xdev -xtype l ! -path '/proc/*' ! -path '/dev/*'").split() == ["/etc/rmt"]
 
 
-def test_loader_cache_of_the_whole_base(made: base.BaseLayer, tmp_path: Path) -> None:
+def test_loader_cache_of_the_whole_base(made: _base.BaseLayer, tmp_path: Path) -> None:
     copy = tmp_path / "root"
     shutil.copytree(made.root, copy, symlinks=True)
-    (tmp_path / "ours").write_bytes(loader_cache.loader_cache(copy, "x86_64"))
+    (tmp_path / "ours").write_bytes(_loader_cache.loader_cache(copy, "x86_64"))
     subprocess.run(["/sbin/ldconfig", "-r", copy, "-X"], check=True, capture_output=True)
 
     def listed(cache: Path) -> list[str]:
@@ -102,7 +102,7 @@ def test_loader_cache_of_the_whole_base(made: base.BaseLayer, tmp_path: Path) ->
 
 
 @pytest.mark.root
-def test_same_digest_for_another_user_in_another_directory(made: base.BaseLayer, state: Path) -> None:
+def test_same_digest_for_another_user_in_another_directory(made: _base.BaseLayer, state: Path) -> None:
     place = Path("/tmp", f"sm120kit-base-{os.getpid()}")
     other = place / "another state"
     other.mkdir(parents=True)
@@ -129,15 +129,15 @@ def test_same_digest_for_another_user_in_another_directory(made: base.BaseLayer,
         shutil.rmtree(place)
 
 
-def test_base_for_another_machine_is_assembled_here(made: base.BaseLayer, state: Path) -> None:
+def test_base_for_another_machine_is_assembled_here(made: _base.BaseLayer, state: Path) -> None:
     other = make(state, Origin(), "aarch64")
     assert (other.root / "usr/lib/aarch64-linux-gnu/libnuma.so.1").exists()
     assert list((other.root / "usr/lib/python3.11/json/__pycache__").glob("*.cpython-311.pyc"))
     options = Options(Workspace.open(state))
-    image = base.image_base(bases.load(NAME), "aarch64", Layout(state / "oci"), options)
-    assert image.config["architecture"] == "arm64" and image.python == base.python(made.root)
+    image = _base.image_base(bases.load(NAME), "aarch64", Layout(state / "oci"), options)
+    assert image.config["architecture"] == "arm64" and image.python == _base.python(made.root)
 
 
-def test_removed_layer_is_written_again(made: base.BaseLayer, state: Path) -> None:
+def test_removed_layer_is_written_again(made: _base.BaseLayer, state: Path) -> None:
     Layout(state / "oci").path(made.layer.digest).unlink()
     assert make(state, Origin(offline=True)).layer == made.layer

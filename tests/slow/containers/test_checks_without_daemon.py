@@ -21,7 +21,7 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import NotFound
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, existing_base
+from sm120kit.images import _assembly, _existing_base
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images.local_images import LocalImages
 
@@ -56,9 +56,9 @@ def image(host: ImageHost, debian: Path, tmp_path_factory: pytest.TempPathFactor
             setup, base, {wheels.ours: file_sha256(wheels.ours)}, [*locked], workspace
         )
         files = locked | {context.ours[0].wheel: wheels.ours}
-        with existing_base.image_base(existing_base.fetch(base, store.layout), store) as image_base:
+        with _existing_base.image_base(_existing_base.fetch(base, store.layout), store) as image_base:
             described = (settings, programs)
-            built, _ = assembly.assemble(context, described, image_base, files.__getitem__, store.layout, workspace)
+            built, _ = _assembly.assemble(context, described, image_base, files.__getitem__, store.layout, workspace)
     return built.id
 
 

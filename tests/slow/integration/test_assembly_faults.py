@@ -17,7 +17,7 @@ import pytest
 from small_assembly import SmallImage
 
 from sm120kit.core.errors import ResourceUnavailable
-from sm120kit.images import assembly, oci
+from sm120kit.images import _assembly, oci
 from sm120kit.images.image_records import Image
 from sm120kit.images.oci import BlobWriter
 
@@ -62,7 +62,7 @@ def events(monkeypatch: pytest.MonkeyPatch, at: Callable[[int], None]) -> Iterat
     with monkeypatch.context() as patch:
         patch.setattr(BlobWriter, "write", counted(BlobWriter.write))
         patch.setattr(BlobWriter, "commit", counted(BlobWriter.commit))
-        patch.setattr(assembly, "write_record", counted(assembly.write_record))
+        patch.setattr(_assembly, "write_record", counted(_assembly.write_record))
         patch.setattr(oci, "write_atomic", counted(oci.write_atomic))
         yield
 
@@ -128,7 +128,7 @@ def test_full_disk_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(ResourceUnavailable, match="the image with its unpacked files needs"):
             small.assemble()
         assert small.layout.images() == []
-        monkeypatch.setattr(assembly, "require_disk", lambda *_: None)
+        monkeypatch.setattr(_assembly, "require_disk", lambda *_: None)
         filler = tmp_path / "state" / "filler"
         failed = 0
         for room in (4, 12, 24, 48, 96, 160):

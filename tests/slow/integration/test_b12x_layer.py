@@ -14,7 +14,7 @@ from python_base import add_python_image
 from small_assembly import SmallImage
 
 from sm120kit.core.errors import CommandFailed
-from sm120kit.images import b12x, checks, existing_base, image_inputs
+from sm120kit.images import _existing_base, b12x, checks, image_inputs
 from sm120kit.images.image_records import CheckResult, Image
 from sm120kit.images.local_images import LocalImages
 
@@ -45,7 +45,7 @@ class KernelImage(SmallImage):
 
         original, image_inputs.describe = image_inputs.describe, describe
         try:
-            with existing_base.image_base(manifest.digest, store) as base:
+            with _existing_base.image_base(manifest.digest, store) as base:
                 return self.assemble(ours, base, [self.b12x(patched)])[0]
         finally:
             image_inputs.describe = original
@@ -121,7 +121,7 @@ def test_entry_that_is_no_code_fails_the_checks(small: KernelImage, tmp_path: Pa
 
 
 def test_image_without_the_kernels_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
-    with existing_base.image_base(add_python_image(small.layout).digest, LocalImages(small.workspace)) as base:
+    with _existing_base.image_base(add_python_image(small.layout).digest, LocalImages(small.workspace)) as base:
         image, _ = small.assemble(base=base)
     check, _ = checks._b12x_code(image, LocalImages(small.workspace), tmp_path)
     assert check.verdict is CheckResult.FAILED and "kernels.json" in check.detail

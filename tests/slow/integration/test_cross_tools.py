@@ -13,8 +13,8 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.cross_tools import CrossTools, cross_tools
 from sm120kit.sources.run_options import Options
+from sm120kit.wheels._check import tvm_ffi_loader
 from sm120kit.wheels.build_records import Module
-from sm120kit.wheels.check import tvm_ffi_loader
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the tools are for x86_64")
 

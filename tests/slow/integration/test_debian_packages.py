@@ -11,8 +11,8 @@ import pytest
 
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images.base import DebianSystem
-from sm120kit.images.loader_cache import loader_cache
+from sm120kit.images._base import DebianSystem
+from sm120kit.images._loader_cache import loader_cache
 from sm120kit.images.oci import Layout
 from sm120kit.recipes.bases import Base
 from sm120kit.sources import debian

@@ -22,7 +22,7 @@ from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import delivery, existing_base, loading
+from sm120kit.images import _existing_base, delivery, loading
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.docker import Daemon
 from sm120kit.images.local_images import LocalImages
@@ -64,14 +64,14 @@ def closure(python: str = VERSION, glibc: str = "2_17") -> Closure:
 def test_image_on_an_existing_image(tmp_path: Path, reference: str, registry: RegistryServer) -> None:
     small = SmallImage(tmp_path)
     store = LocalImages(small.workspace)
-    manifest = existing_base.fetch(reference, store.layout)
-    found = existing_base.inspect(manifest, store)
+    manifest = _existing_base.fetch(reference, store.layout)
+    found = _existing_base.inspect(manifest, store)
     assert (found.python, found.interpreter, found.has_venv) == (VERSION, "/usr/bin/python3", True)
-    existing_base.require_suitable(reference, found, closure(), compiles=True)
+    _existing_base.require_suitable(reference, found, closure(), compiles=True)
     registry.requests.clear()
-    assert existing_base.fetch(reference, store.layout) == manifest and registry.requests == [], "fetched once"
+    assert _existing_base.fetch(reference, store.layout) == manifest and registry.requests == [], "fetched once"
 
-    with existing_base.image_base(manifest, store) as base:
+    with _existing_base.image_base(manifest, store) as base:
         image, _ = small.assemble(base=base)
     below = store.find(reference)
     assert image.layers[: len(below.layers)] == below.layers
@@ -86,7 +86,7 @@ def test_image_on_an_existing_image(tmp_path: Path, reference: str, registry: Re
 
 def test_interpreter_elsewhere(tmp_path: Path, source: tuple[Layout, Descriptor]) -> None:
     small = SmallImage(tmp_path)
-    with existing_base.image_base(source[1].digest, LocalImages(Workspace.open(source[0].directory.parent))) as base:
+    with _existing_base.image_base(source[1].digest, LocalImages(Workspace.open(source[0].directory.parent))) as base:
         import dataclasses
 
         image, _ = small.assemble(base=dataclasses.replace(small.base(), python=base.python, interpreter="/opt/bin/python3"))
@@ -99,14 +99,14 @@ def test_interpreter_elsewhere(tmp_path: Path, source: tuple[Layout, Descriptor]
 
 def test_what_a_base_lacks(source: tuple[Layout, Descriptor], tmp_path: Path) -> None:
     store = LocalImages(Workspace.open(source[0].directory.parent))
-    found = existing_base.inspect(source[1].digest, store)
+    found = _existing_base.inspect(source[1].digest, store)
     with pytest.raises(RequirementMissing, match=r"Python .*, the lock is for Python 3\.9; glibc .*, the wheels need 9\.99"):
-        existing_base.require_suitable("base", found, closure("3.9", "9_99"), compiles=True)
+        _existing_base.require_suitable("base", found, closure("3.9", "9_99"), compiles=True)
     bare = layers.add_image(store.layout, [layers.packed(*python_members()), layers.packed(*ACCOUNTS)], SETTINGS)
-    found = existing_base.inspect(bare.digest, store)
-    existing_base.require_suitable("base", found, closure(), compiles=False)
+    found = _existing_base.inspect(bare.digest, store)
+    _existing_base.require_suitable("base", found, closure(), compiles=False)
     with pytest.raises(RequirementMissing, match=r"no C\+\+ compiler .*; no headers of Python"):
-        existing_base.require_suitable("base", found, closure(), compiles=True)
+        _existing_base.require_suitable("base", found, closure(), compiles=True)
 
 
 def test_base_is_refused_before_anything_is_fetched(tmp_path: Path, registry: RegistryServer) -> None:
@@ -126,7 +126,7 @@ def test_base_is_refused_before_anything_is_fetched(tmp_path: Path, registry: Re
 def test_neither_registry_nor_daemon_has_it(tmp_path: Path, registry: RegistryServer) -> None:
     layout = Layout(tmp_path / "oci")
     with pytest.raises(NotFound):
-        existing_base.fetch(f"{registry.address}/python@sha256:{'0' * 64}", layout)
+        _existing_base.fetch(f"{registry.address}/python@sha256:{'0' * 64}", layout)
     assert layout.images() == []
 
 

@@ -21,7 +21,7 @@ from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
 from sm120kit.serving import Run, checkpoint, launch
-from sm120kit.serving.container import Mount
+from sm120kit.serving._container import Mount
 from sm120kit.serving.launch import LaunchOptions
 
 pytest.importorskip("transformers", reason="the extra serve is not installed")

@@ -17,9 +17,9 @@ from small_flashinfer import PIP
 from sm120kit import sources
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import assembly, wheel_layers
-from sm120kit.images.bytecode import BytecodeCompiler, BytecodeWriter
-from sm120kit.images.layers import LayerWriter
+from sm120kit.images import _assembly, _wheel_layers
+from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter
+from sm120kit.images._layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.sources.source_records import LockedWheel
 
@@ -35,17 +35,17 @@ def test_layer_equals_what_pip_and_compileall_install(tmp_path: Path, monkeypatc
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     installed = install(files, venv, pip, tmp_path)
-    monkeypatch.setattr(wheel_layers, "VENV", str(venv).lstrip("/"))
+    monkeypatch.setattr(_wheel_layers, "VENV", str(venv).lstrip("/"))
     layout = Layout(tmp_path / "oci")
     compiler = BytecodeCompiler([venv / "bin" / "python"])
     with layout.writer() as blob:
-        contents = {wheel: wheel_layers.read_contents(wheel, path, compiler.python) for wheel, path in files.items()}
-        winners = wheel_layers.winners([[*files]], contents)
-        without = assembly._shadowed([[*files]], winners, contents)
+        contents = {wheel: _wheel_layers.read_contents(wheel, path, compiler.python) for wheel, path in files.items()}
+        winners = _wheel_layers.winners([[*files]], contents)
+        without = _assembly._shadowed([[*files]], winners, contents)
         layer = LayerWriter(blob, 0)
         bytecode = BytecodeWriter(compiler, layer)
         for wheel, path in files.items():
-            wheel_layers.install(wheel, path, layer, bytecode, wheel_layers.Exceptions(without[wheel]))
+            _wheel_layers.install(wheel, path, layer, bytecode, _wheel_layers.Exceptions(without[wheel]))
         bytecode.finish()
         written = layer.finish()
     with tarfile.open(layout.path(written.digest)) as archive:

@@ -54,11 +54,11 @@ from sm120kit.core.record_files import read_record, record_json
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import log_rules
-from sm120kit.images import image_index, remote_cache, rootfs, wheel_layers
-from sm120kit.images.bytecode import ImagePython
-from sm120kit.images.distribution import RegistryClient, registry_session
-from sm120kit.images.distribution.compression import decompressed
-from sm120kit.images.distribution.credentials import stored_credentials
+from sm120kit.images import _rootfs, _wheel_layers, image_index, remote_cache
+from sm120kit.images._bytecode import ImagePython
+from sm120kit.images.distribution import RegistryClient, _registry_session
+from sm120kit.images.distribution._compression import decompressed
+from sm120kit.images.distribution._credentials import stored_credentials
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, TITLE, Descriptor, Layout, manifest_of
 from sm120kit.kernels import cubin
@@ -67,11 +67,11 @@ from sm120kit.recipes import bases, configurations, lockfile
 from sm120kit.recipes.load import read as read_recipe
 from sm120kit.recipes.load import read_toml, validate
 from sm120kit.serving import checkpoint
-from sm120kit.sources import archive, debian_files
+from sm120kit.sources import _archive, debian_files
 from sm120kit.sources.source_records import LockedWheel, SdistPin, WheelPin
 from sm120kit.wheels import published_wheels as wheel_builds
+from sm120kit.wheels._plan import NO_TOOLCHAIN
 from sm120kit.wheels.build_records import BuildPlan
-from sm120kit.wheels.plan import NO_TOOLCHAIN
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "unit" / "data"
@@ -153,9 +153,9 @@ def parse_wheel(content: bytes, name: str, directory: Path) -> None:
     path.write_bytes(content)
     locked = LockedWheel("engine", "1.0", name, hashlib.sha256(content).hexdigest())
     for parse in (
-        lambda: wheel_layers.read_contents(locked, path, ImagePython("cpython-311", "3.11.2", "a70d0d0a")),
+        lambda: _wheel_layers.read_contents(locked, path, ImagePython("cpython-311", "3.11.2", "a70d0d0a")),
         lambda: drained(
-            archive._stream(WheelPin("p", "engine", "1.0", "0" * 64, name), path, "r", archive._wheel_members(path))
+            _archive._stream(WheelPin("p", "engine", "1.0", "0" * 64, name), path, "r", _archive._wheel_members(path))
         ),
         lambda: cubin.read(path),
     ):
@@ -169,7 +169,7 @@ def parse_sdist(content: bytes, name: str, directory: Path) -> None:
     """An sdist, compressed or not, as git imports it."""
     path = directory / name
     path.write_bytes(content if content[:2] == b"\x1f\x8b" or len(content) % 3 == 0 else gzip.compress(content, 1))
-    drained(archive._stream(SdistPin("p", "pkg", "1.0", "0" * 64), path, "r", archive._sdist_members(path, None)))
+    drained(_archive._stream(SdistPin("p", "pkg", "1.0", "0" * 64), path, "r", _archive._sdist_members(path, None)))
 
 
 def parse_deb(content: bytes, name: str, directory: Path) -> None:
@@ -186,7 +186,7 @@ def parse_deb(content: bytes, name: str, directory: Path) -> None:
 def parse_layer(content: bytes, name: str, directory: Path) -> None:
     """A layer of an image."""
     (directory / "tree").mkdir()
-    rootfs.unpack(io.BytesIO(content), directory / "tree", directory / name)
+    _rootfs.unpack(io.BytesIO(content), directory / "tree", directory / name)
 
 
 def drained(pieces: Iterator[bytes]) -> None:
@@ -344,7 +344,7 @@ def parse_shared(content: bytes, name: str, directory: Path) -> None:
 
     with (
         mock.patch.object(remote_cache, "RegistryClient", Client),
-        mock.patch.object(registry_session, "pause", lambda _: None),
+        mock.patch.object(_registry_session, "pause", lambda _: None),
     ):
         cache = remote_cache.RegistryCache("127.0.0.1/a", remote_cache.CacheAccess())
         if wheel_builds.shared(PLAN, directory / "build" / PLAN.digest, cache):

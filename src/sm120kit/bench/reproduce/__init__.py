@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from sm120kit import bench
 from sm120kit.bench import Measurement, result_file, resume, workload
-from sm120kit.bench.reproduce.differences import SetupDifference
-from sm120kit.bench.reproduce.judging import (
+from sm120kit.bench.reproduce._differences import SetupDifference
+from sm120kit.bench.reproduce._judging import (
     REAL_PROMPTS,
     Bound,
     Judgement,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm120kit.bench.roofline.architecture import Pass, RooflineModel, model, model_of
-from sm120kit.bench.roofline.folder import model_from, model_in
-from sm120kit.bench.roofline.hardware import GPUS, GpuKind, all_reduce_seconds, gpu_kind
+from sm120kit.bench.roofline._architecture import Pass, RooflineModel, model, model_of
+from sm120kit.bench.roofline._folder import model_from, model_in
+from sm120kit.bench.roofline._hardware import GPUS, GpuKind, all_reduce_seconds, gpu_kind
 from sm120kit.recipes.architectures import load, names
 
 __all__ = [

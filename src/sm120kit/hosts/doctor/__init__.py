@@ -9,8 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sm120kit.hosts.doctor import collectives, containers, gpus, kernel_log, linux, machine, p2p, pcie, requirements, unified
-from sm120kit.hosts.doctor.findings import (
+from sm120kit.hosts.doctor import (
+    _collectives,
+    _containers,
+    _gpus,
+    _kernel_log,
+    _linux,
+    _machine,
+    _p2p,
+    _pcie,
+    _unified,
+    requirements,
+)
+from sm120kit.hosts.doctor._findings import (
     Diagnosis,
     Finding,
     HostCheck,
@@ -45,7 +56,7 @@ __all__ = [
     "with_measurements",
 ]
 
-TOPICS = (gpus, kernel_log, machine, pcie, linux, p2p, collectives, containers, unified)
+TOPICS = (_gpus, _kernel_log, _machine, _pcie, _linux, _p2p, _collectives, _containers, _unified)
 CHECKS: tuple[HostCheck, ...] = tuple(check for topic in TOPICS for check in topic.CHECKS)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.process import Stopped, deadline, run_until
-from sm120kit.hosts.doctor.findings import Diagnosis, Finding, Impact, ok, problem
+from sm120kit.hosts.doctor._findings import Diagnosis, Finding, Impact, ok, problem
 from sm120kit.hosts.facts import GpuPair, Host
 
 PROGRAM = Path(__file__).with_name("transfers.py")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sm120kit.core.errors import NotFound
-from sm120kit.hosts.doctor import gpus
-from sm120kit.hosts.doctor.findings import (
+from sm120kit.hosts.doctor import _gpus
+from sm120kit.hosts.doctor._findings import (
     Diagnosis,
     HostCheck,
     Impact,
@@ -22,7 +22,7 @@ from sm120kit.hosts.doctor.findings import (
     unknown,
 )
 from sm120kit.hosts.facts import Gpu, Host
-from sm120kit.hosts.facts.redact import READ_VARIABLES
+from sm120kit.hosts.facts._redact import READ_VARIABLES
 from sm120kit.recipes.configurations import Configuration
 
 UNIFIED_SHARE = 0.93
@@ -50,7 +50,7 @@ def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[
     return (
         *(_in_environment(check, configuration.environment) for check in applying),
         HostCheck("config-driver", "the driver supports CUDA 13", Scope.GPU, source, _driver),
-        HostCheck("config-gpus", "enough GPUs", Scope.ANY, source, lambda host: _gpus(host, configuration)),
+        HostCheck("config-gpus", "enough GPUs", Scope.ANY, source, lambda host: _enough_gpus(host, configuration)),
         HostCheck("config-memory", "enough memory on each GPU", Scope.GPU, source, lambda host: _memory(host, configuration)),
         HostCheck("config-shm", "enough space in /dev/shm", Scope.ANY, source, lambda host: _shm(host, configuration)),
         HostCheck("config-ulimits", "sufficient limits", Scope.ANY, source, lambda host: _ulimits(host, configuration)),
@@ -87,7 +87,7 @@ def _nonempty(environment: dict[str, str]) -> dict[str, str]:
 
 def _driver(host: Host) -> Diagnosis:
     """The images of all configurations contain CUDA 13."""
-    diagnosis = gpus.driver.diagnose(host)
+    diagnosis = _gpus.driver.diagnose(host)
     return replace(diagnosis, impact=Impact.BREAKS) if diagnosis.status is Status.PROBLEM else diagnosis
 
 
@@ -95,7 +95,7 @@ def _without_peers(check: HostCheck) -> HostCheck:
     return replace(check, scope=Scope.ANY, diagnose=lambda host: not_applicable("the configuration uses one GPU"))
 
 
-def _gpus(host: Host, configuration: Configuration) -> Diagnosis:
+def _enough_gpus(host: Host, configuration: Configuration) -> Diagnosis:
     hardware, count = configuration.hardware, configuration.hardware.gpus_per_node
     candidates = suitable(host, configuration)
     kind = "GPUs with unified memory" if hardware.unified else "discrete SM12x GPUs"

@@ -11,8 +11,8 @@ from itertools import combinations
 from pathlib import Path
 
 from sm120kit.core.errors import BadInput
-from sm120kit.hosts.facts import nvidia, pci, system
-from sm120kit.hosts.facts.fact_records import (
+from sm120kit.hosts.facts import _nvidia, _pci, _system
+from sm120kit.hosts.facts._fact_records import (
     Bridge,
     ContainerFacts,
     Cpu,
@@ -25,8 +25,8 @@ from sm120kit.hosts.facts.fact_records import (
     Link,
     PeerCache,
 )
-from sm120kit.hosts.facts.reader import COMMANDS, HostReader
-from sm120kit.hosts.facts.system import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
+from sm120kit.hosts.facts._reader import COMMANDS, HostReader
+from sm120kit.hosts.facts._system import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
 
 __all__ = [
     "COMMANDS",
@@ -71,57 +71,57 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
                 f"cannot record to {record}: {error.strerror}", "pass a directory that does not exist yet"
             ) from error
     reader = HostReader(Path(os.path.realpath(root)), record)
-    smi_gpus, version, cuda = nvidia.gpus(reader)
-    values, names = system.environment(reader)
-    total, available = system.memory(reader)
+    smi_gpus, version, cuda = _nvidia.gpus(reader)
+    values, names = _system.environment(reader)
+    total, available = _system.memory(reader)
     gpus = _gpus(reader, smi_gpus)
     ports = sorted({bus for gpu in gpus for bus in gpu.bridges})
     groups = reader.names("/sys/class/iommu")
     return Host(
         kernel=reader.text("/proc/sys/kernel/osrelease"),
-        command_line=system.command_line(reader),
-        wsl=system.wsl(reader),
-        virtual=system.virtual(reader),
-        passthrough=pci.passthrough(reader),
+        command_line=_system.command_line(reader),
+        wsl=_system.wsl(reader),
+        virtual=_system.virtual(reader),
+        passthrough=_pci.passthrough(reader),
         iommu_active=None if groups is None else bool(groups),
         aspm_policy=reader.text("/sys/module/pcie_aspm/parameters/policy"),
         memory_total=total,
         memory_available=available,
-        cpu=system.cpu(reader),
+        cpu=_system.cpu(reader),
         gpus=gpus,
-        bridges=tuple(pci.bridge(reader, bus) for bus in ports),
+        bridges=tuple(_pci.bridge(reader, bus) for bus in ports),
         pairs=_pairs(reader, gpus, list(smi_gpus)),
-        driver=nvidia.driver(reader, version, cuda),
-        container=system.container(reader, total),
-        launched=system.launched(reader),
+        driver=_nvidia.driver(reader, version, cuda),
+        container=_system.container(reader, total),
+        launched=_system.launched(reader),
         environment=values,
         names=names,
-        preloaded=system.preloaded(reader),
-        kernel_log=system.kernel_log(reader),
-        settings={name: value for name, path in system.SETTINGS.items() if (value := reader.text(path)) is not None},
-        file_systems=system.file_systems(reader),
-        raids=system.raids(reader),
-        guards=system.guards(reader),
-        peer_caches=system.peer_caches(reader),
-        kernel_caches=system.kernel_caches(reader),
+        preloaded=_system.preloaded(reader),
+        kernel_log=_system.kernel_log(reader),
+        settings={name: value for name, path in _system.SETTINGS.items() if (value := reader.text(path)) is not None},
+        file_systems=_system.file_systems(reader),
+        raids=_system.raids(reader),
+        guards=_system.guards(reader),
+        peer_caches=_system.peer_caches(reader),
+        kernel_caches=_system.kernel_caches(reader),
         unread=reader.unread,
     )
 
 
-def _gpus(reader: HostReader, smi_gpus: dict[str, nvidia.ListedGpu]) -> tuple[Gpu, ...]:
+def _gpus(reader: HostReader, smi_gpus: dict[str, _nvidia.ListedGpu]) -> tuple[Gpu, ...]:
     """GPUs in nvidia-smi's order, then those that only the PCI bus lists."""
-    on_bus = pci.nvidia_gpus(reader)
-    unlisted = nvidia.ListedGpu(*[None] * 11)
+    on_bus = _pci.nvidia_gpus(reader)
+    unlisted = _nvidia.ListedGpu(*[None] * 11)
     gpus = []
     for bus in [*smi_gpus, *(bus for bus in on_bus if bus not in smi_gpus)]:
         smi = smi_gpus.get(bus, unlisted)
         present = bus in on_bus
-        root, bridges = pci.ancestry(reader, bus) if present else ("", ())
-        directory = f"{pci.DEVICES}/{bus}"
+        root, bridges = _pci.ancestry(reader, bus) if present else ("", ())
+        directory = f"{_pci.DEVICES}/{bus}"
         node = reader.number(f"{directory}/numa_node") if present else None
         aperture = smi.aperture_mib
         if aperture is None and present:
-            aperture = pci.aperture_mib(reader, bus)
+            aperture = _pci.aperture_mib(reader, bus)
         gpus.append(
             Gpu(
                 bus=bus,
@@ -131,8 +131,8 @@ def _gpus(reader: HostReader, smi_gpus: dict[str, nvidia.ListedGpu]) -> tuple[Gp
                 root_complex=root,
                 bridges=bridges,
                 numa_node=None if node is None or node < 0 else int(node),
-                link=pci.link(reader, bus) if present else Link(None, None, None, None, None),
-                iommu=pci.iommu_type(reader, bus) if present else None,
+                link=_pci.link(reader, bus) if present else Link(None, None, None, None, None),
+                iommu=_pci.iommu_type(reader, bus) if present else None,
                 aperture_mib=aperture,
                 memory_mib=smi.memory_mib,
                 power_limit=smi.power_limit,
@@ -142,7 +142,7 @@ def _gpus(reader: HostReader, smi_gpus: dict[str, nvidia.ListedGpu]) -> tuple[Gp
                 temperature=smi.temperature,
                 active=smi.active,
                 processes=smi.processes,
-                errors=pci.errors(reader, bus) if present else None,
+                errors=_pci.errors(reader, bus) if present else None,
                 used_mib=smi.used_mib,
             )
         )
@@ -160,8 +160,8 @@ def _pairs(reader: HostReader, gpus: tuple[Gpu, ...], order: list[str]) -> tuple
     """All pairs of GPUs. ``order`` has the addresses in the order of nvidia-smi's matrices."""
     if len(gpus) < 2:
         return ()
-    classes = nvidia.matrix(reader.command_output("nvidia-smi-topo-m.txt"))
-    grants = nvidia.matrix(reader.command_output("nvidia-smi-topo-p2p-r.txt"))
+    classes = _nvidia.matrix(reader.command_output("nvidia-smi-topo-m.txt"))
+    grants = _nvidia.matrix(reader.command_output("nvidia-smi-topo-p2p-r.txt"))
     nodes = reader.text("/sys/devices/system/node/online")
     pairs = []
     for first, second in combinations(gpus, 2):
@@ -169,9 +169,9 @@ def _pairs(reader: HostReader, gpus: tuple[Gpu, ...], order: list[str]) -> tuple
         cell = (order.index(first.bus), order.index(second.bus)) if listed else (-1, -1)
         # On a machine with a single NUMA node, the numa_node of devices may be -1.
         positions = [(gpu.root_complex, gpu.bridges, 0 if nodes == "0" else gpu.numa_node) for gpu in (first, second)]
-        kind = pci.topology(positions[0], positions[1]) if first.root_complex and second.root_complex else None
+        kind = _pci.topology(positions[0], positions[1]) if first.root_complex and second.root_complex else None
         smi = classes.get(cell)
-        if kind is None and smi in pci.CLASSES:
+        if kind is None and smi in _pci.CLASSES:
             kind = smi
         pairs.append(GpuPair(first.bus, second.bus, kind, smi, grants.get(cell)))
     return tuple(pairs)

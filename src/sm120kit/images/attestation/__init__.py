@@ -18,9 +18,9 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotAttested
 from sm120kit.core.outside import read_input
-from sm120kit.images.attestation import provenance, sbom, signature, signer_identity
-from sm120kit.images.attestation.base_packages import BasePackage
-from sm120kit.images.attestation.origins import PackageOrigin
+from sm120kit.images.attestation import _provenance, _sbom, _signature, _signer_identity
+from sm120kit.images.attestation._base_packages import BasePackage
+from sm120kit.images.attestation._origins import PackageOrigin
 from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.build_records import Artifact
 
@@ -40,9 +40,9 @@ class Signer:
 def signer(key: Path | None, config: Path | None = None) -> Signer:
     """A signer with the private key in ``key``, or without ``key`` by the identity of the environment.
 
-    See :func:`sm120kit.images.attestation.signature.signer` and :func:`sm120kit.images.attestation.signer_identity.signer`.
+    See :func:`sm120kit.images.attestation._signature.signer` and :func:`sm120kit.images.attestation._signer_identity.signer`.
     """
-    return Signer("dsse", signature.signer(key)) if key else Signer("sigstore", signer_identity.signer(config))
+    return Signer("dsse", _signature.signer(key)) if key else Signer("sigstore", _signer_identity.signer(config))
 
 
 def write(
@@ -62,9 +62,9 @@ def write(
         ResourceUnavailable, SystemRefused: the files cannot be written.
     """
     name = entry.digest.replace(":", "-")
-    bill = sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
+    bill = _sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
     record = _artifact(f"{name}.cdx.json", bill)
-    statement = provenance.statement(context, entry, record.sha256)
+    statement = _provenance.statement(context, entry, record.sha256)
     if signer:
         statement = signer.sign(statement)
     file = _artifact(f"{name}.{signer.suffix if signer else 'intoto'}.json", statement)
@@ -76,7 +76,7 @@ def write(
 def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
     """Verify that an entry of the index agrees with its statement, and that the statement is signed by ``trusted``.
 
-    ``trusted`` is a public key in PEM or an identity in TOML, see :func:`sm120kit.images.attestation.signer_identity.read`.
+    ``trusted`` is a public key in PEM or an identity in TOML, see :func:`sm120kit.images.attestation._signer_identity.read`.
 
     Raises:
         NotAttested: the statement is missing, unsigned, signed by another key or identity, changed, or about another image.
@@ -90,7 +90,7 @@ def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
             "`sm120kit publish --key FILE` or `--keyless` signs it; without --trust, signatures are not verified",
         )
     content = _read(directory, entry.attested.statement)
-    claims = provenance.claims(verified_payload(content, trusted, name), name)
+    claims = _provenance.claims(verified_payload(content, trusted, name), name)
     if entry.digest not in claims.subjects:
         subjects = ", ".join(claims.subjects) or "no image"
         raise NotAttested(f"the signed statement is about {subjects}, not about {name}", _REPORT)
@@ -116,8 +116,8 @@ def verified_payload(content: bytes, trusted: Path, name: str) -> bytes:
         NotAttested: it is not signed by that key or identity, or was changed.
         BadInput, FetchFailed, RequirementMissing: see :func:`verify`.
     """
-    who = signer_identity.read(trusted)
-    return signer_identity.verified_payload(content, who, name) if who else signature.verified_payload(content, trusted, name)
+    who = _signer_identity.read(trusted)
+    return _signer_identity.verified_payload(content, who, name) if who else _signature.verified_payload(content, trusted, name)
 
 
 def publisher_digest(trusted: Path) -> str:
@@ -126,8 +126,8 @@ def publisher_digest(trusted: Path) -> str:
     Raises:
         BadInput: the file is neither a public key nor an identity.
     """
-    who = signer_identity.read(trusted)
-    return digest_of([who.name, who.issuer]) if who else signature.fingerprint(trusted)
+    who = _signer_identity.read(trusted)
+    return digest_of([who.name, who.issuer]) if who else _signature.fingerprint(trusted)
 
 
 def _artifact(name: str, content: bytes) -> Artifact:

@@ -23,11 +23,11 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
+from sm120kit.images._wheel_layers import VENV
 from sm120kit.images.checks.quick import Baseline, find_baseline
 from sm120kit.images.image_inputs import context_of
 from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, VerifiedImage
 from sm120kit.images.local_images import LocalImages
-from sm120kit.images.wheel_layers import VENV
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.recipes.schema import FLASHINFER_KEY
 from sm120kit.wheels.published_wheels import unverified_cache

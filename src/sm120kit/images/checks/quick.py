@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sm120kit.core.errors import BadRecord
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import rootfs
+from sm120kit.images import _rootfs
 from sm120kit.images.image_records import Check, CheckResult, Image, VerifiedImage
 from sm120kit.images.local_images import LocalImages
 
@@ -90,7 +90,7 @@ def _compared(verified: VerifiedImage, image: Image, workspace: Workspace) -> Ba
 def _files(image: Image, other: Image, workspace: Workspace) -> dict[str, str] | None:
     """The digests of the files in the layers that only one of two images has; None if one is not unpacked."""
     layers = [layer for layer in image.layers if layer not in other.layers]
-    if not all(rootfs.is_unpacked(layer, workspace) for layer in layers):
+    if not all(_rootfs.is_unpacked(layer, workspace) for layer in layers):
         return None
-    found = rootfs.digests(rootfs.unpacked(layers, workspace))
+    found = _rootfs.digests(_rootfs.unpacked(layers, workspace))
     return None if layers and not found else found

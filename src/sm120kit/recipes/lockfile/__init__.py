@@ -4,7 +4,7 @@
 known by its hash and can come from any index or directory.
 """
 
-from sm120kit.recipes.lockfile.contents import (
+from sm120kit.recipes.lockfile._contents import (
     BASE_IMAGE_OPEN,
     FLASHINFER,
     FORMAT,
@@ -14,10 +14,10 @@ from sm120kit.recipes.lockfile.contents import (
     reusable_closure,
     root_requirements,
 )
-from sm120kit.recipes.lockfile.create import create
-from sm120kit.recipes.lockfile.read import build_id, read, read_with_build_id, text
-from sm120kit.recipes.lockfile.series_changes import series_changes
-from sm120kit.recipes.lockfile.verify import differences, verify
+from sm120kit.recipes.lockfile._create import create
+from sm120kit.recipes.lockfile._read import build_id, read, read_with_build_id, text
+from sm120kit.recipes.lockfile._series_changes import series_changes
+from sm120kit.recipes.lockfile._verify import differences, verify
 
 __all__ = [
     "BASE_IMAGE_OPEN",

@@ -1,0 +1,491 @@
+"""Push and pull images of a layout, and files, by the HTTP API of a registry.
+
+Layers are compressed when they are pushed and decompressed while they are pulled. Every blob is verified by its digest in both
+directions, and every pulled layer by its diff id in the config as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sm120kit.core import reporting
+from sm120kit.core.archives import max_unpacked_bytes
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.disk import disk_errors
+from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RegistryFailed
+from sm120kit.core.outside import parse_json
+from sm120kit.core.temporary import owned_directory
+from sm120kit.images.distribution import _compression
+from sm120kit.images.distribution._credentials import DOCKER_HUB
+from sm120kit.images.distribution._registry_session import Reply, Request, Session
+from sm120kit.images.distribution._transfer import Blobs
+from sm120kit.images.image_records import image_content
+from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
+
+T = TypeVar("T")
+
+TRANSFERS = 4
+"""Layers that are transferred at once."""
+MAX_LAYERS = 500
+"""Limit for the layers of an image; Docker's is 127."""
+
+_INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
+_MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
+_HINT = "the registry's copy was damaged or changed; nothing of it is kept"
+
+
+@dataclass(frozen=True)
+class RemoteImage:
+    """An image in a registry: digest and layers of its manifest, and the bytes of its config."""
+
+    digest: str
+    layers: tuple[Descriptor, ...]
+    config: bytes
+
+    @property
+    def diff_ids(self) -> tuple[str, ...]:
+        """The digests of the uncompressed layers that the config lists."""
+        return tuple(parse_json(self.config)["rootfs"]["diff_ids"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels in the config."""
+        return (parse_json(self.config).get("config") or {}).get("Labels") or {}
+
+    @property
+    def content(self) -> str:
+        """See :attr:`Image.content`; true only if the layers have their diff ids."""
+        config = parse_json(self.config)
+        return image_content(self.diff_ids, config["os"], config["architecture"], config.get("config") or {})
+
+
+@dataclass(frozen=True)
+class RemoteArtifact:
+    """Files in a registry that are no image: digest and ``artifactType`` of the manifest, and its files."""
+
+    digest: str
+    artifact_type: str
+    files: tuple[Descriptor, ...]
+
+
+class RegistryClient:
+    """The registry of a repository, ``registry/name``."""
+
+    def __init__(self, repository: str) -> None:
+        """Connect at the first request, with the credentials that ``docker login`` stored.
+
+        Raises:
+            RegistryFailed: they cannot be read.
+        """
+        self.repository = repository
+        host, self._name = _split(repository)
+        self._session = Session(host)
+        self._stop = threading.Event()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._stop.set()
+        self._session.close()
+
+    def __enter__(self) -> RegistryClient:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def in_registry(self, reference: str) -> str | None:
+        """The digest of the manifest with a tag or digest; None if the registry does not have it.
+
+        Raises:
+            NotTrusted: it returns another digest than the requested one.
+            RegistryFailed: it does not respond, or refuses.
+        """
+        reply = self._manifest_reply("HEAD", reference)
+        if reply is None:
+            return None
+        digest = reply.headers.get("docker-content-digest", "")
+        if not digest:
+            return self._document(reference).digest
+        if reference.startswith("sha256:") and digest != reference:
+            raise NotTrusted(f"{self.repository}@{reference}: the registry returns {digest[:100]}", _HINT)
+        return digest
+
+    def image(self, reference: str, platform: str) -> RemoteImage:
+        """The image with a tag or digest, in an index that for ``platform`` (``os/machine``).
+
+        Raises:
+            NotFound: the registry does not have it, or not for that platform.
+            NotTrusted: it delivers other content.
+            RegistryFailed: it does not respond or refuses, or it is not the image of a container.
+        """
+        shown = f"{self.repository}@{reference}" if reference.startswith("sha256:") else f"{self.repository}:{reference}"
+        manifest = self._document(reference)
+        try:
+            if manifest.media_type in _INDEXES:
+                listed = [
+                    entry for entry in manifest.document["manifests"] if _platform(entry.get("platform") or {}) == platform
+                ]
+                if not listed:
+                    raise NotFound(f"{shown} has no image for {platform}", "is it the right image?")
+                manifest = self._document(Descriptor.from_json(listed[0]).digest)
+            if manifest.media_type not in _MANIFESTS:
+                raise BadInput(f"its media type is {manifest.media_type[:100]!r}")
+            layers = tuple(map(Descriptor.from_json, manifest.document["layers"]))
+            described = Descriptor.from_json(manifest.document["config"])
+            if described.size > MAX_DOCUMENT_BYTES or len(layers) > MAX_LAYERS:
+                raise BadInput(f"it has a config of {described.size} bytes and {len(layers)} layers")
+            config = self._blobs().download(described, b"".join)
+            image = RemoteImage(manifest.digest, layers, config)
+            document = parse_json(config)
+            actual = _platform(document)
+            if len(image.diff_ids) != len(layers) or not isinstance(document.get("config") or {}, dict):
+                raise BadInput(f"its config lists {len(image.diff_ids)} layers, its manifest {len(layers)}")
+            for diff_id in image.diff_ids:
+                Descriptor.from_json({"mediaType": LAYER, "digest": diff_id, "size": 0})
+        except (KeyError, TypeError, ValueError, AttributeError, BadInput) as error:
+            problem = error.message if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+            raise RegistryFailed(
+                f"{shown} is not an image that containers start from: {problem[:300]}", "name an image"
+            ) from error
+        if actual != platform:
+            raise NotFound(f"{shown} is an image for {actual}, not for {platform}", "is it the right image?")
+        return image
+
+    def push(self, layout: Layout, manifest: str, tag: str) -> str:
+        """Push an image of a layout and return the digest of its manifest in the registry. The tag is written last.
+
+        Layers that the repository has are not sent.
+
+        Raises:
+            Mismatch: a blob of the layout differs from its digest. Nothing was uploaded.
+            NotTrusted: the registry stored other content.
+            RegistryFailed: it does not respond, or refuses.
+        """
+        with reporting.step("verifying the layers of the image"):
+            layout.verify(manifest)
+        sizes = dict(sorted(((layer.digest, layer.size) for layer in layout.layers(manifest)), key=lambda each: -each[1]))
+        with reporting.task(f"pushing {self.repository}", sum(sizes.values()), transfer=True) as advance:
+            jobs = [partial(self._push_layer, layout, layer, size, advance) for layer, size in sizes.items()]
+            pushed = dict(zip(sizes, self._parallel(jobs), strict=True))
+        config = Descriptor.from_json(layout.manifest(manifest)["config"])
+        _send(self._blobs(), config, layout.path(config.digest))
+        return self._put_manifest(tag, manifest_of(config, [pushed[layer.digest] for layer in layout.layers(manifest)]))
+
+    def push_index(self, images: Mapping[str, str], version: str) -> str:
+        """Push an index of images that the repository has: digests by platform (``os/machine``). Returns ``TAG@DIGEST``.
+
+        The tag has ``version`` and a part of the digest, so that it never moves.
+
+        Raises:
+            NotFound: the repository does not have an image.
+            NotTrusted, RegistryFailed: see :meth:`push`.
+        """
+        manifests = []
+        for platform, image in sorted(images.items()):
+            system, _, architecture = platform.partition("/")
+            manifests.append(self._document(image).descriptor | {"platform": {"os": system, "architecture": architecture}})
+        content = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}, sort_keys=True).encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        tag = f"{version}-multiarch.{sha256[:12]}"
+        if self.in_registry(tag) != f"sha256:{sha256}":
+            self._put_manifest(tag, content, INDEX)
+        return f"{tag}@sha256:{sha256}"
+
+    def pull(self, layout: Layout, image: RemoteImage) -> Descriptor:
+        """Pull an image into a layout, without a reference, and return its manifest there.
+
+        Layers that the layout has are not fetched; their contents are verified.
+
+        Raises:
+            NotFound: the registry does not have a layer.
+            NotTrusted: it delivers other content than manifest and config list.
+            NotTrusted: the layers unpack to more than :func:`max_unpacked_bytes` allows.
+            RegistryFailed: it does not respond, or refuses.
+            ResourceUnavailable, SystemRefused: the layout cannot be written.
+        """
+        blobs_of = dict(zip(image.diff_ids, image.layers, strict=True))
+        missing = [diff_id for diff_id in blobs_of if not _has(layout, diff_id)]
+        sizes = {blobs_of[diff_id].digest: blobs_of[diff_id].size for diff_id in missing}
+        budget = _Budget(max_unpacked_bytes(sum(layer.size for layer in image.layers)), self.repository)
+        with reporting.task(f"pulling {self.repository}", sum(sizes.values()), transfer=True) as advance:
+            blobs = self._blobs(advance)
+            # The largest first, so that no thread is left with it at the end.
+            missing.sort(key=lambda diff_id: -blobs_of[diff_id].size)
+            jobs = [partial(self._fetch, blobs, blobs_of[diff_id], diff_id, layout, budget) for diff_id in missing]
+            self._parallel(jobs)
+        for diff_id, blob in blobs_of.items():
+            _compression.record(layout, diff_id, blob)
+        config = layout.add_blob(image.config, CONFIG)
+        layers = [Descriptor(LAYER, diff_id, layout.path(diff_id).stat().st_size) for diff_id in image.diff_ids]
+        return layout.add_manifest(manifest_of(config, layers))
+
+    def verify(self, image: RemoteImage, layout: Layout) -> None:
+        """Require that the layers of an image in the registry have the diff ids in its config. Nothing is stored.
+
+        Layers that were pushed from this layout are not fetched again.
+
+        Raises:
+            NotTrusted, NotFound, RegistryFailed: as for :meth:`pull`.
+        """
+        blobs_of = dict(zip(image.diff_ids, image.layers, strict=True))
+        known = {recorded.digest for diff_id in blobs_of if (recorded := _compression.recorded(layout, diff_id))}
+        unknown = [diff_id for diff_id, blob in blobs_of.items() if blob.digest not in known]
+        total = sum(blobs_of[diff_id].size for diff_id in unknown)
+        budget = _Budget(max_unpacked_bytes(sum(layer.size for layer in image.layers)), self.repository)
+        with reporting.task(f"verifying {self.repository}@{image.digest}", total, transfer=True) as advance:
+            blobs = self._blobs(advance)
+            self._parallel([partial(self._read, blobs, blobs_of[diff_id], diff_id, budget) for diff_id in unknown])
+
+    def artifact(self, tag: str) -> RemoteArtifact | None:
+        """The artifact with a tag; None if the registry does not have it.
+
+        Raises:
+            BadInput: the tag is not that of an artifact.
+            RegistryFailed: the registry does not respond, or refuses.
+        """
+        if self._manifest_reply("HEAD", tag) is None:
+            return None
+        manifest = self._document(tag)
+        problem = f"{self.repository}:{tag} is no artifact"
+        try:
+            files = tuple(map(Descriptor.from_json, manifest.document["layers"]))
+            artifact_type = str(manifest.document["artifactType"])
+        except (KeyError, TypeError, ValueError, AttributeError, BadInput) as error:
+            raise BadInput(f"{problem}: {type(error).__name__}: {str(error)[:200]}", _HINT) from error
+        if len(files) > MAX_LAYERS:
+            raise BadInput(f"{problem}: it has {len(files)} files", _HINT)
+        return RemoteArtifact(manifest.digest, artifact_type, files)
+
+    def fetch_files(self, files: Sequence[tuple[Descriptor, Path]]) -> None:
+        """Write files of an artifact to paths that do not exist; their contents are verified.
+
+        Raises:
+            NotFound, NotTrusted, RegistryFailed: see :meth:`pull`.
+            ResourceUnavailable, SystemRefused: a file cannot be written.
+        """
+        total = sum(blob.size for blob, _ in files)
+        with reporting.task(f"fetching from {self.repository}", total, transfer=True) as advance:
+            blobs = self._blobs(advance)
+            self._parallel([partial(_write, blobs, blob, path) for blob, path in files])
+
+    def require_files(self, files: Sequence[Descriptor]) -> None:
+        """Require that the repository has files of an artifact; their contents are not read.
+
+        Raises:
+            NotFound: it lacks one.
+            RegistryFailed: it does not respond, or refuses.
+        """
+        blobs = self._blobs()
+        for blob in files:
+            if not blobs.exists(blob.digest):
+                raise NotFound(f"{self.repository} does not have {blob.digest}", _HINT)
+
+    def push_artifact(self, artifact_type: str, files: Sequence[tuple[Descriptor, Path]], tag: str) -> str:
+        """Push files as an artifact and return the digest of its manifest. The tag is written last, and moves if it exists.
+
+        https://github.com/opencontainers/image-spec/blob/main/manifest.md#guidelines-for-artifact-usage
+
+        Raises:
+            Mismatch: a file does not have its size.
+            NotTrusted: the registry stored other content.
+            RegistryFailed: it does not respond, or refuses.
+        """
+        with tempfile.NamedTemporaryFile() as empty:
+            empty.write(b"{}")
+            empty.flush()
+            config = Descriptor(EMPTY, f"sha256:{hashlib.sha256(b'{}').hexdigest()}", 2)
+            sent = [*files, (config, Path(empty.name))]
+            total = sum(blob.size for blob, _ in sent)
+            with reporting.task(f"pushing to {self.repository}", total, transfer=True) as advance:
+                blobs = self._blobs(advance)
+                self._parallel([partial(_send, blobs, blob, path) for blob, path in sent])
+        content = manifest_of(config, [blob for blob, _ in files], artifact_type)
+        return self._put_manifest(tag, content)
+
+    def _blobs(self, advance: Callable[[int], None] = lambda count: None) -> Blobs:
+        return Blobs(self._session, self._name, advance, self._stop)
+
+    def _push_layer(self, layout: Layout, layer: str, size: int, advance: Callable[[int], None]) -> Descriptor:
+        """Push a layer, unless the repository has the form in which it was pushed or pulled before. Returns that form."""
+        known = _compression.recorded(layout, layer)
+        if known and self._blobs().exists(known.digest):
+            advance(size)
+            return known
+        with owned_directory(layout.directory / "partial", "") as directory:
+            blob = _compression.compress(layout.path(layer), directory / "layer", self._blobs().require_running)
+            _send(self._blobs(lambda count: advance(count * size // blob.size)), blob, directory / "layer")
+        _compression.record(layout, layer, blob)
+        return blob
+
+    def _fetch(self, blobs: Blobs, blob: Descriptor, diff_id: str, layout: Layout, budget: _Budget) -> None:
+        def store(received: Iterator[bytes]) -> None:
+            with layout.writer() as writer:
+                for piece in _uncompressed(blob, received, budget):
+                    writer.write(piece)
+                _require_diff_id(writer.digest, diff_id, blob)
+                writer.commit(LAYER)
+
+        blobs.download(blob, store)
+
+    def _read(self, blobs: Blobs, blob: Descriptor, diff_id: str, budget: _Budget) -> None:
+        def compare(received: Iterator[bytes]) -> None:
+            digest = hashlib.sha256()
+            for piece in _uncompressed(blob, received, budget):
+                digest.update(piece)
+            _require_diff_id(f"sha256:{digest.hexdigest()}", diff_id, blob)
+
+        blobs.download(blob, compare)
+
+    def _put_manifest(self, tag: str, content: bytes, media_type: str = MANIFEST) -> str:
+        """Write a tag and return the digest of the manifest or index, which is read back."""
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        activity = f"pushing {self.repository}:{tag}"
+        headers = {"Content-Type": media_type, "Content-Length": str(len(content))}
+        url, scope = f"/v2/{self._name}/manifests/{tag}", f"repository:{self._name}:pull,push"
+        reply = self._session.request(Request("PUT", url, scope, headers, lambda: [content]), activity)
+        stored = reply.headers.get("docker-content-digest", digest)
+        if digest not in (stored, self.in_registry(tag)):
+            raise NotTrusted(f"{activity}: the registry stored {stored[:100]}, not {digest}", "contact its operator")
+        self._document(digest)
+        return digest
+
+    def _document(self, reference: str) -> _Document:
+        """A manifest or index, verified by its digest if that is the reference.
+
+        Raises:
+            NotFound: the registry does not have it.
+            NotTrusted: it delivers another.
+            RegistryFailed: it delivers no JSON object.
+        """
+        reply = self._manifest_reply("GET", reference)
+        if reply is None:
+            raise NotFound(f"{self.repository} has no image {reference}", "is it the right registry, and was it published?")
+        digest = f"sha256:{hashlib.sha256(reply.body).hexdigest()}"
+        if reference.startswith("sha256:") and digest != reference:
+            raise NotTrusted(f"{self.repository}@{reference}: the registry delivers {digest}", _HINT)
+        try:
+            document = parse_json(reply.body)
+            if not isinstance(document, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            raise RegistryFailed(f"{self.repository}: {reference} is not a manifest: {error}", "is it a registry?") from error
+        media_type = str(document.get("mediaType") or reply.headers.get("content-type", "").partition(";")[0])
+        return _Document(digest, media_type, document, len(reply.body))
+
+    def _manifest_reply(self, method: str, reference: str) -> Reply | None:
+        url, scope = f"/v2/{self._name}/manifests/{reference}", f"repository:{self._name}:pull"
+        request = Request(method, url, scope, {"Accept": ", ".join((*_MANIFESTS, *_INDEXES))})
+        reply = self._session.request(request, f"looking up {self.repository}, {reference}", (404,))
+        return None if reply.status == 404 else reply
+
+    def _parallel(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Run jobs in threads and return their results in order. The first error ends all, and this client."""
+        with ThreadPoolExecutor(TRANSFERS) as pool:
+            try:
+                futures = [pool.submit(job) for job in jobs]
+                for future in as_completed(futures):
+                    future.result()
+                return [future.result() for future in futures]
+            except BaseException:
+                self.close()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A manifest or index of a registry."""
+
+    digest: str
+    media_type: str
+    document: dict[str, Any]
+    size: int
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        """Its form in indexes."""
+        return Descriptor(self.media_type, self.digest, self.size).as_json()
+
+
+class _Budget:
+    """How many bytes an image may still unpack to."""
+
+    def __init__(self, limit: int, shown: str) -> None:
+        self._limit, self._left, self._shown = limit, limit, shown
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> None:
+        """Count unpacked bytes.
+
+        Raises:
+            NotTrusted: the limit is exceeded.
+        """
+        with self._lock:
+            self._left -= count
+            if self._left < 0:
+                raise NotTrusted(
+                    f"the layers of {self._shown} unpack to more than {self._limit / 2**30:.1f} GiB, the limit for their size",
+                    "nothing of the image is kept; report it to its publisher",
+                )
+
+
+def _uncompressed(blob: Descriptor, received: Iterator[bytes], budget: _Budget) -> Iterator[bytes]:
+    """The uncompressed content of a layer, whose compressed content is verified."""
+    for piece in _compression.decompressed(blob, received):
+        budget.take(len(piece))
+        yield piece
+    for _ in received:  # what the decompressor has not read belongs to the digest as well
+        pass
+
+
+def _write(blobs: Blobs, blob: Descriptor, path: Path) -> None:
+    def store(received: Iterator[bytes]) -> None:
+        with path.open("wb") as file:
+            file.writelines(received)
+
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        blobs.download(blob, store)
+
+
+def _send(blobs: Blobs, blob: Descriptor, path: Path) -> None:
+    if blobs.exists(blob.digest):
+        blobs.advance(blob.size)
+    else:
+        blobs.upload(blob, path)
+
+
+def _split(repository: str) -> tuple[str, str]:
+    """Registry and name of a repository; a repository without a registry is one of Docker Hub."""
+    host, _, name = repository.partition("/")
+    if name and ("." in host or ":" in host or host == "localhost"):
+        return host, name
+    return DOCKER_HUB, repository if name else f"library/{repository}"
+
+
+def _platform(value: dict[str, Any]) -> str:
+    return f"{value.get('os')}/{value.get('architecture')}"
+
+
+def _has(layout: Layout, diff_id: str) -> bool:
+    """Whether a layout has a layer, unchanged. A changed one is fetched again."""
+    if not layout.has(diff_id):
+        return False
+    if f"sha256:{file_sha256(layout.path(diff_id))}" == diff_id:
+        return True
+    layout.path(diff_id).unlink()
+    return False
+
+
+def _require_diff_id(digest: str, diff_id: str, blob: Descriptor) -> None:
+    if digest != diff_id:
+        raise NotTrusted(f"layer {blob.digest} unpacks to {digest}, its config lists {diff_id}", _HINT)

@@ -1,0 +1,273 @@
+"""Edit a series: a directory with a commit per patch, whose commits become the patch files again.
+
+The git configuration of the directory records what it was created from: recipe, pin, and the patches of the series.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from sm120kit.core import reporting
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import digest_of
+from sm120kit.core.disk import disk_errors
+from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
+from sm120kit.core.seal import is_sealed, seal
+from sm120kit.patches._apply import REFS
+from sm120kit.patches._export import export, write_back
+from sm120kit.patches._moved import Moved, write_moved
+from sm120kit.patches._reconcile import BothChanged, Sides, by_name, rebuild
+from sm120kit.patches.format import Patch
+from sm120kit.patches.patch_records import PatchedTree, projects_in_tree
+from sm120kit.patches.series import load_for_tree
+from sm120kit.sources.git import Repository
+from sm120kit.sources.source_records import Pin, VendoredProject
+
+BASE = "refs/sm120kit/base"
+"""In a repository that :func:`edit` made: the commit below the series."""
+
+_RECORDED = "refs/sm120kit/recorded"
+"""In a copy of such a repository: the last commit of the series when it was made or exported."""
+
+SERIES = "refs/heads/series"
+"""In a repository that :func:`edit` made: the branch with a commit per patch."""
+
+_SECTION = "sm120kit"
+"""Section of the git configuration with an :class:`EditRecord`."""
+
+
+@dataclass(frozen=True)
+class EditRecord:
+    """The origin of a directory that :func:`edit` made.
+
+    ``pin`` is the digest of the recipe's pins, ``series`` that of ``patches``: the sha256 of each applied patch by name, in
+    order. ``commits`` are the commits of the series. ``series`` is empty if the directory lacks changes of ``patches``, with
+    which its commits were merged. ``moved`` has the version of each project that the commits of a rebase are moved from.
+    """
+
+    recipe: str
+    pin: str
+    series: str
+    patches: dict[str, str]
+    commits: tuple[str, ...]
+    moved: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        recipe: str,
+        pin: Pin,
+        inside: tuple[VendoredProject, ...],
+        patches: dict[str, str],
+        commits: Sequence[str],
+        moved: Mapping[str, str] = MappingProxyType({}),
+    ) -> EditRecord:
+        """The record of a recipe with these patches."""
+        return cls(recipe, digest_of([pin, inside]), digest_of(list(patches.items())), patches, tuple(commits), dict(moved))
+
+    def section(self, key: bytes) -> str:
+        """The record as a section of git's configuration, sealed with a key."""
+        values = [("recipe", self.recipe), ("pin", self.pin), ("series", self.series)]
+        values += [("patch", f"{name} {sha256}") for name, sha256 in self.patches.items()]
+        values += [("commit", commit) for commit in self.commits]
+        values += [("moved", f"{project} {version}") for project, version in self.moved.items()]
+        values.append(("seal", seal(key, _SECTION, digest_of(self))))
+        return _config_section(values)
+
+    @classmethod
+    def read(cls, repository: Repository, config: Path, key: bytes) -> EditRecord | None:
+        """Read the record in a configuration file, or None if there is none that was sealed with the key.
+
+        git, which works on ``repository``, parses the file; it includes no other file and applies no setting of it.
+        """
+        if config.is_symlink() or not config.is_file():
+            return None
+        names = rf"^{_SECTION}\.(recipe|pin|series|patch|commit|moved|seal)$"
+        listed = repository.git("config", "--file", config, "--no-includes", "-z", "--get-regexp", names, check=False)
+        values: dict[str, list[str]] = {}
+        for entry in listed.raw.decode(errors="replace").split("\0"):
+            name, _, value = entry.partition("\n")
+            values.setdefault(name.removeprefix(f"{_SECTION}."), []).append(value)
+        single = [values.get(name, []) for name in ("recipe", "pin", "series", "seal")]
+        if any(len(value) != 1 for value in single):
+            return None
+        patches, moved = (
+            {name: rest for name, _, rest in (value.partition(" ") for value in values.get(key, []))}
+            for key in ("patch", "moved")
+        )
+        recipe, pin, series, found = (value[0] for value in single)
+        record = cls(recipe, pin, series, patches, tuple(values.get("commit", [])), moved)
+        return record if is_sealed(key, _SECTION, digest_of(record), found) else None
+
+
+def _config_section(values: Sequence[tuple[str, str]]) -> str:
+    escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
+    return "".join([f"[{_SECTION}]\n", *(f'\t{key} = "{value.translate(escaped)}"\n' for key, value in values)])
+
+
+def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:
+    """Create a git repository in ``directory`` with the series as commits on branch ``series``, for a developer to edit.
+
+    ``recipe`` is the recipe of the tree as an argument of commands; ``key`` seals the record of the directory.
+
+    Raises:
+        SystemRefused: the directory is not empty.
+    """
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise SystemRefused(f"{directory} is not empty", "name a directory that does not exist yet")
+    repository = Repository.init(directory / ".git")
+    base = f"{tree.patches[0].commit}^" if tree.patches else tree.commit
+    repository.fetch(tree.checkout.repository, f"{REFS}/{tree.commit}:{SERIES}")
+    repository.git("update-ref", BASE, base)
+    repository.git("symbolic-ref", "HEAD", SERIES)
+    repository.git(f"--work-tree={directory}", "reset", "--quiet", "--hard")
+    repository.make_worktree()
+    patches = {f"{patch.project}/{patch.slug}": patch.sha256 for patch in tree.patches}
+    commits = [patch.commit for patch in tree.patches]
+    record = EditRecord.of(recipe, tree.checkout.pin, tree.inside, patches, commits)
+    write_section(directory / ".git/config", record.section(key))
+
+
+def write_section(config: Path, section: str) -> None:
+    """Add a section to the configuration of a repository."""
+    write_atomic(config, config.read_bytes() + section.encode())
+
+
+def names_in_commits(repository: Repository, base: str, tip: str) -> list[str]:
+    """The names in the trailers ``Patch`` of the commits above ``base`` up to ``tip``, the first commit first."""
+    form = "--format=%(trailers:key=Patch,valueonly)"
+    return repository.git("log", "--reverse", form, f"{base}..{tip}").stdout.split()
+
+
+@dataclass(frozen=True)
+class EditedSource:
+    """The source of a recipe, which is named as an argument of commands; ``pinned`` are the versions that recipes pin."""
+
+    recipe: str
+    pin: Pin
+    inside: tuple[VendoredProject, ...]
+    pinned: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def export_edits(directory: Path, source: EditedSource, root: Path, key: bytes, overwrite: Collection[str] = ()) -> list[Path]:
+    """Write the commits of a directory of :func:`edit`, or of a rebase, to the series below ``root``; the files that changed.
+
+    If the series changed since, the two are merged patch by patch; the directory stays as it is.
+    ``pin`` and ``inside`` are those of ``recipe``; ``key`` is that with which the directory was made. For ``overwrite`` see
+    :func:`write_back`.
+
+    Raises:
+        Mismatch: ``edit`` did not make the directory with this key, or made it from other pins, or the series changed since
+            and cannot be merged.
+        BadInput: the directory has uncommitted changes or another branch than ``series``, or see :func:`export`.
+        AlreadyExists: see :func:`write_back`.
+    """
+    recipe, pin, inside = source.recipe, source.pin, source.inside
+    edited = directory.absolute() / ".git"
+    with tempfile.TemporaryDirectory(prefix="sm120kit-series-") as scratch:
+        # The configuration of the edited repository may name programs to run, so git works on a copy.
+        repository = Repository.init(Path(scratch) / "repository")
+        record = EditRecord.read(repository, edited / "config", key)
+        result = repository.fetch(edited, f"{BASE}:{BASE}", f"HEAD:{SERIES}", check=False) if record else None
+        if record is None or result is None or result.returncode != 0:
+            reason = f": {result.stderr.strip().splitlines()[0]}" if result and result.stderr.strip() else ""
+            raise Mismatch(
+                f"{directory} was not made by `sm120kit patch edit` with this state directory{reason}",
+                "start with `sm120kit patch edit RECIPE --into DIR`, or name the state directory it was made with: --state;"
+                " from somebody else's repository: sm120kit patch import COMMIT --repository DIR",
+            )
+        repository.git("symbolic-ref", "HEAD", SERIES)
+        commits = repository.git("rev-list", "--reverse", f"{BASE}..{SERIES}").stdout.split()
+        series = load_for_tree(pin, inside, root)
+        present = EditRecord.of(recipe, pin, inside, _applied(pin, inside, series), commits)
+        _require_same_origin(directory, record, present)
+        if (edited / "HEAD").read_text(errors="replace").strip() != f"ref: {SERIES}":
+            raise BadInput(
+                f"HEAD of {directory} is not branch series: a rebase is not finished, or another branch is checked out",
+                "finish with `git rebase --continue`, or `git switch series`; `git branch -f series` moves series to HEAD",
+            )
+        with repository.index(SERIES) as index:
+            if changes := index.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
+                raise BadInput(f"{directory} has uncommitted changes:\n{changes.rstrip()}", "commit or remove them")
+        projects = projects_in_tree(pin, inside)
+        exported = export(repository, BASE, SERIES, projects)
+        merge = record.series != present.series
+        meanwhile: list[str] = []
+        if merge and record.moved:
+            raise Mismatch(f"the series changed since the rebase in {directory} began", "rebase into a new directory")
+        if merge:
+            recorded = _recorded_tip(repository, edited, record)
+            before = export(repository, BASE, recorded, projects)
+            sides = Sides(
+                by_name(before, series, projects),
+                by_name(exported, series, projects),
+                record.patches,
+                {patch.name: patch for patch in series if patch.name in present.patches},
+            )
+            meanwhile = sides.changes
+            try:
+                if recorded == BASE and record.commits:
+                    raise BothChanged("  its commits of that time are gone")
+                merged = rebuild(repository, BASE, pin, inside, sides.merged())
+            except (BothChanged, PatchConflict) as reason:
+                message = f"the series changed since {directory} was made, and cannot be merged with it:\n{reason}"
+                listed = "".join(f"\n  {change}" for change in meanwhile)
+                raise Mismatch(message + listed, _by_hand(directory, present.recipe, sides.own)) from None
+            exported = export(repository, BASE, merged, projects)
+        if record.moved:
+            changed = write_moved(repository, exported, Moved(projects, record.moved, source.pinned), root)
+        else:
+            changed = write_back(repository, exported, projects, root, overwrite)
+        for change in meanwhile:
+            reporting.info(f"kept, although {directory} lacks it: {change}")
+        if changed or record.moved:
+            after = EditRecord.of(recipe, pin, inside, _applied(pin, inside, load_for_tree(pin, inside, root)), commits)
+            after = replace(after, series="") if merge else after
+            config = Path(scratch) / "config"
+            config.write_bytes((edited / "config").read_bytes())
+            repository.git("config", "--file", config, "--remove-section", _SECTION)
+            write_section(config, after.section(key))
+            write_atomic(edited / "config", config.read_bytes())
+        return changed
+
+
+def _recorded_tip(repository: Repository, edited: Path, record: EditRecord) -> str:
+    """The last commit of a directory when it was made or exported, fetched from it; its base if that is gone."""
+    tip = record.commits[-1] if record.commits else BASE
+    if re.fullmatch("[0-9a-f]{40}", tip):
+        return _RECORDED if repository.fetch(edited, f"{tip}:{_RECORDED}", check=False).returncode == 0 else BASE
+    return BASE
+
+
+def _applied(pin: Pin, inside: tuple[VendoredProject, ...], patches: Sequence[Patch]) -> dict[str, str]:
+    """The sha256 of each patch that is for a tree, by name, in order."""
+    versions = {project.project: project.version for project in projects_in_tree(pin, inside)}
+    return {patch.name: patch.sha256 for patch in patches if patch.is_for(versions[patch.project])}
+
+
+def _require_same_origin(directory: Path, record: EditRecord, present: EditRecord) -> None:
+    """Require that a directory was made from the pins that are ``present``."""
+    if record.pin != present.pin:
+        raise Mismatch(
+            f"{directory} was made from recipe {record.recipe}, not from {present.recipe}"
+            if record.recipe != present.recipe
+            else f"{directory} was made from other sources than those that recipe {present.recipe} pins",
+            f"sm120kit patch export {record.recipe} --from {directory}"
+            if record.recipe != present.recipe
+            else f"start with `sm120kit patch edit {present.recipe} --into DIR` and cherry-pick your commits",
+        )
+
+
+def _by_hand(directory: Path, recipe: str, own: Sequence[str]) -> str:
+    """The commands that move the changed commits of a directory to a new one."""
+    picks = " ".join(commit[:12] for commit in own)
+    steps = f"; in NEW: git fetch {directory.absolute()} && git cherry-pick {picks}" if own else ""
+    squash = f"; make one commit of those with the same line Patch: git rebase -i {BASE}; export from NEW" if own else ""
+    return f"sm120kit patch edit {recipe} --into NEW{steps}{squash}"

@@ -1,0 +1,381 @@
+"""Build extension modules of an engine from its own CMake project and put them into its upstream wheel.
+
+The work directory is also CMake's build directory. It contains ``source`` and the projects that the engine requires,
+``environment`` with the locked wheels, and ``cuda`` with the compiler of these. So no absolute path in a command changes the
+result, and :data:`sm120kit.wheels._cuda_home.FRONT_END` works.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sm120kit.core import archives, process
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.errors import CheckFailed, RequirementMissing
+from sm120kit.core.memory import Gate
+from sm120kit.core.record_files import record_json, write_record
+from sm120kit.core.temporary import publish_directory
+from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes import EngineRecipe, FromSourceTable
+from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels._build_environment import ENVIRONMENT, Interpreter, dynamic_section, wrong_answers
+from sm120kit.wheels._check import check_modules, count_kernels
+from sm120kit.wheels._cuda_home import link_toolchain
+from sm120kit.wheels._kernel_wheel import require_path_for_cmake, user_variables
+from sm120kit.wheels._repack import repack, repacked_record
+from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, Module, Unit
+from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, ninja_program, run_gated
+from sm120kit.wheels.pack import local_version
+from sm120kit.wheels.published_wheels import artifact_of
+
+PTX_NINJA = "ptx.ninja"
+"""Ninja file of :func:`compile_ptx`, in the work directory."""
+
+SOURCE, STAND_INS = "source", "stand-ins"
+"""Directories of the work directory, beside that of the environment and those of projects, which have the projects' names."""
+
+
+@dataclass(frozen=True)
+class ExtensionBuild:
+    """Inputs of the build of an engine's extension modules.
+
+    ``tree`` is the patched source of the engine, ``flashinfer`` that of the FlashInfer that the recipe uses. ``official`` is
+    the wheel that is packed again, ``wheels`` are installed for the build, ``versions`` are of other programs, and ``python``
+    runs the locked wheels.
+    """
+
+    recipe: EngineRecipe
+    tree: PatchedTree
+    flashinfer: PatchedTree
+    plan: BuildPlan
+    official: LockedWheel
+    wheels: tuple[LockedWheel, ...]
+    versions: dict[str, str]
+    python: Path
+
+    @property
+    def table(self) -> FromSourceTable:
+        """The part of the recipe that describes the modules."""
+        assert self.recipe.from_source is not None
+        return self.recipe.from_source
+
+
+@dataclass(frozen=True)
+class BuildSite:
+    """Work directory of a build, Python of its environment, and the command prefix that removes the network."""
+
+    work: Path
+    python: Path
+    isolation: tuple[str, ...]
+
+    @property
+    def environment(self) -> Path:
+        """The directory of the locked wheels."""
+        return self.work / ENVIRONMENT
+
+
+def cmake_program() -> str:
+    """Path of the cmake in this environment's wheel.
+
+    Raises:
+        RequirementMissing: there is none.
+    """
+    if importlib.util.find_spec("cmake") is None:
+        raise RequirementMissing(
+            "building an engine's extensions needs cmake, which this environment lacks",
+            "install it: pip install 'sm120kit[kernels]'",
+        )
+    import cmake
+
+    return str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
+
+
+def compile_extensions(build: ExtensionBuild, site: BuildSite, settings: CompileSettings) -> None:
+    """Configure the engine's project, unless an earlier run did, and bring the targets of the plan up to date.
+
+    Raises:
+        RequirementMissing: the environment has no nvcc.
+        RequirementMissing: the path of the work directory splits arguments of CMake.
+        CommandFailed: CMake fails, as it does when it would have to fetch something.
+        CheckFailed: CMake fetched something, or compiles other units than those of the recipe.
+        ResourceUnavailable, CompileFailed: as :func:`sm120kit.wheels.compile.compile_units`.
+    """
+    plan, work = build.plan, site.work
+    _configure_once(build, site)
+    units = [unit for module in plan.modules for unit in module.units]
+    libraries = [module.library for module in plan.modules]
+    done, finished = run_gated(
+        [*site.isolation, ninja_program(), "-j", str(settings.parallel), *libraries],
+        work,
+        [unit for unit in units if not (work / unit.output).is_file()],
+        units,
+        settings,
+        env={**dict.fromkeys(user_variables()), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    if done.returncode != 0:
+        raise compile_error(done.stdout + done.stderr, finished, work / LOG)
+
+
+def compile_ptx(build: ExtensionBuild, site: BuildSite, units: Sequence[Unit], settings: CompileSettings) -> dict[str, str]:
+    """The PTX of units of the plan, by :func:`unit_path`: their commands with -ptx instead of -c.
+
+    Raises:
+        As :func:`compile_extensions`.
+    """
+    work = site.work
+    _configure_once(build, site)
+    commands = {output: argv for module in build.plan.modules for output, argv in _commands(module, work).items()}
+    outputs = {unit.output: f"{unit.output.removesuffix('.o')}.ptx" for unit in units}
+    lines = ["ninja_required_version = 1.3", "rule ptx", "  command = $argv"]
+    for unit in units:
+        argv = shlex.join(_ptx_command(commands[unit.output], outputs[unit.output])).replace("$", "$$")
+        lines += [f"build {outputs[unit.output]}: ptx {SOURCE}/{unit.source}", f"  argv = {argv}"]
+    write_atomic(work / PTX_NINJA, "\n".join([*lines, ""]).encode())
+    written = [replace(unit, output=outputs[unit.output]) for unit in units]
+    done, finished = run_gated(
+        [*site.isolation, ninja_program(), "-f", PTX_NINJA, "-j", str(settings.parallel)],
+        work,
+        [unit for unit in written if not (work / unit.output).is_file()],
+        written,
+        settings,
+        env={**dict.fromkeys(user_variables()), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    if done.returncode != 0:
+        raise compile_error(done.stdout + done.stderr, finished, work / LOG)
+    return {unit_path(unit): (work / unit.output).read_text() for unit in written}
+
+
+def unit_path(unit: Unit) -> str:
+    """Module and path in the engine's source: files in several directories may have one name."""
+    return f"{unit.module}/{unit.source}"
+
+
+def _ptx_command(argv: Sequence[str], output: str) -> list[str]:
+    """The command of a unit that writes PTX to ``output``, and no list of what it includes."""
+    command, rest = [], iter(argv)
+    for argument in rest:
+        if argument in ("-MT", "-MF", "-o"):
+            next(rest)
+        elif argument != "-MD":
+            command.append("-ptx" if argument == "-c" else argument)
+    return [*command, "-o", output]
+
+
+def _configure_once(build: ExtensionBuild, site: BuildSite) -> None:
+    """Configure the project unless an earlier run did; see :func:`compile_extensions` for errors."""
+    configured = site.work / "configured"
+    if not configured.is_file():
+        _configure(build.plan, build.table, site)
+        configured.touch()
+    _require_units(build.plan, site)
+
+
+def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None:
+    """Run CMake on the engine's project.
+
+    Raises:
+        CheckFailed: CMake fetched something.
+    """
+    require_path_for_cmake(site.work)
+    work, toolchain = site.work, plan.toolchain
+    home = work / toolchain.cuda_home
+    if not (home / "bin" / "nvcc").is_file():
+        raise RequirementMissing(
+            f"the build environment of {plan.recipe} has no CUDA compiler: {toolchain.cuda_home}/bin/nvcc does not exist",
+            "name nvidia-cuda-nvcc and its dependencies in from_source.environment of the recipe",
+        )
+    cuda = link_toolchain(work / "cuda", replace(toolchain, cuda_home=home))
+    variables, directories = _inject(table, work)
+    definitions = {**_definitions(plan, site, cuda), **directories}
+    gate = Gate(work / "gate")
+    gate.open({}, 0)  # CMake compiles tests of the compilers
+    dropped = [*user_variables(), *(name for name in os.environ if name.endswith("_SRC_DIR")), "LD_LIBRARY_PATH"]
+    package_root = Path(__file__).parents[2]
+    process.run(
+        [
+            *site.isolation,
+            cmake_program(),
+            "-G",
+            "Ninja",
+            "-S",
+            work / SOURCE,
+            "-B",
+            work,
+            *(f"-D{name}={value}" for name, value in definitions.items()),
+        ],
+        cwd=work,
+        env={
+            **dict.fromkeys(dropped),
+            **variables,
+            "TORCH_CUDA_ARCH_LIST": " ".join(arch.number for arch in plan.archs),
+            "CUDA_HOME": str(cuda),
+            "PYTHONPATH": f"{site.environment}{os.pathsep}{package_root}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONNOUSERSITE": "1",
+            "SM120KIT_GATE_DIR": str(gate.directory),
+        },
+        logfile=work / "configure.log",
+        tied=True,
+    )
+    fetched = sorted(path.name for path in (work / "_deps").glob("*-src"))
+    if fetched:
+        raise CheckFailed(
+            f"the CMake project of {plan.recipe} fetched {', '.join(fetched)}",
+            "every source must be pinned: fill its variable in from_source.injected of the recipe",
+        )
+
+
+def _inject(table: FromSourceTable, work: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Create the stand-ins of a recipe; return the environment variables and CMake definitions that name the projects."""
+    variables, definitions = {}, {}
+    for variable, filled in table.injected.items():
+        directory = work / (filled.project or f"{STAND_INS}/{variable}")
+        for file in filled.files:
+            write_atomic(directory / file, b"")
+        variables[variable] = str(directory)
+        definitions.update({name: str(directory / below) for name, below in filled.definitions.items()})
+    return variables, definitions
+
+
+def _definitions(plan: BuildPlan, site: BuildSite, cuda: Path) -> dict[str, str]:
+    """CMake definitions of every engine."""
+    host_compiler, launcher = plan.toolchain.host_compiler, f"{sys.executable};-m;sm120kit.core.memory"
+    return {
+        "CMAKE_MAKE_PROGRAM": ninja_program(),
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_CXX_COMPILER": host_compiler,
+        "CMAKE_CUDA_COMPILER": str(cuda / "bin" / "nvcc"),
+        "CMAKE_CUDA_HOST_COMPILER": host_compiler,
+        "CMAKE_CXX_COMPILER_LAUNCHER": launcher,
+        "CMAKE_CUDA_COMPILER_LAUNCHER": launcher,
+        # __FILE__ has to be the same in every directory.
+        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={site.work}=.",
+        "CMAKE_CUDA_FLAGS": f"-Xcompiler=-ffile-prefix-map={site.work}=.",
+        # Symbol tables contain names of nvcc's temporary files, and a build id would hash them.
+        "CMAKE_MODULE_LINKER_FLAGS": "-Wl,-s -Wl,--build-id=none",
+        "CMAKE_SKIP_RPATH": "ON",
+        "CMAKE_SUPPRESS_REGENERATION": "ON",
+        "CUDAToolkit_ROOT": str(cuda),
+        "CUDA_TOOLKIT_ROOT_DIR": str(cuda),
+        "VLLM_PYTHON_EXECUTABLE": str(site.python),
+    }
+
+
+def _commands(module: Module, work: Path) -> dict[str, list[str]]:
+    """The compiler command of each unit of a module in CMake's ninja file, by output."""
+    output = process.run([ninja_program(), "-t", "commands", module.library], cwd=work).stdout
+    commands = [shlex.split(line) for line in output.splitlines() if " -c " in line]
+    return {argv[argv.index("-o") + 1]: argv for argv in commands}
+
+
+def _require_units(plan: BuildPlan, site: BuildSite) -> None:
+    """Require that CMake compiles exactly the units of a plan.
+
+    Raises:
+        CheckFailed: it compiles others; the message lists each difference.
+    """
+    problems = []
+    for module in plan.modules:
+        expected, compiled = {unit.output for unit in module.units}, {*_commands(module, site.work)}
+        problems += [
+            f"{module.name}: {output} is compiled, and no unit of the recipe" for output in sorted(compiled - expected)
+        ]
+        problems += [f"{module.name}: {output} is not compiled" for output in sorted(expected - compiled)]
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise CheckFailed(
+            f"CMake compiles other units than those of {plan.recipe}\n{listed}",
+            "correct from_source.targets of the recipe, or patch the project",
+        )
+
+
+def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> int:
+    """Check finished modules, also that they can replace those of the wheel ``official``, and return their number of kernels.
+
+    Raises:
+        CheckFailed: device code that SM12x cannot run, an expected kernel that is missing, a library that the upstream
+            module does not need, a search path for the loader, a symbol that does not resolve, or a wrong answer.
+    """
+    work = site.work
+    interpreter = Interpreter(site.python, site.environment, work / "cuda" / "lib64" / "stubs" / "libcuda.so")
+
+    def load_problems(module: Module) -> tuple[str, ...]:
+        target, library = build.table.targets[module.name], work / module.library
+        official_module = work / "official" / target.member
+        with archives.open_wheel(official) as wheel:
+            write_atomic(official_module, archives.read_member(wheel, target.member))
+        needed, search_paths = dynamic_section(library)
+        further = sorted(needed - dynamic_section(official_module)[0])
+        problems = [f"needs {name}, which the upstream module does not need" for name in further]
+        problems += [f"has a search path for the loader: {path}" for path in search_paths]
+        problems += wrong_answers(library, target.imports, target.answers, interpreter)
+        return tuple(problems)
+
+    return count_kernels(check_modules(build.plan, work, load_problems))
+
+
+def publish_extensions(
+    build: ExtensionBuild, site: BuildSite, official: Path, patched_files: Mapping[str, Path | None], directory: Path
+) -> Artifacts:
+    """Check the modules, pack the wheel, and publish it with its records in ``directory``, completely or not at all.
+
+    ``official`` is the file of the wheel that is packed again; ``patched_files`` are those of the engine's own package, by
+    member.
+    """
+    plan, table, work = build.plan, build.table, site.work
+    kernels = check_extensions(build, official, site)
+    libraries = {table.targets[module.name].member: work / module.library for module in plan.modules}
+    replaced = {**patched_files, **libraries}
+    commands = {output: argv for module in plan.modules for output, argv in _commands(module, work).items()}
+    record = {
+        **repacked_record(plan, build.tree, (build.official, official), replaced),
+        "injected": {
+            variable: f"{filled.project} {filled.version}" if filled.project else f"stand-in: {filled.reason}"
+            for variable, filled in table.injected.items()
+        },
+        "versions": dict(build.versions),
+        "flags": {unit.source: _flags(commands[unit.output]) for module in plan.modules for unit in module.units},
+    }
+    with publish_directory(directory) as staging:
+        write_record(staging / "plan.json", plan)
+        packed = repack(
+            official,
+            local_version(plan.version, plan.digest),
+            replaced,
+            {"sm120kit.json": record_json(record).encode()},
+            staging,
+        )
+        (staging / "logs").mkdir()
+        for log in ("configure.log", LOG):
+            shutil.copyfile(work / log, staging / "logs" / log)
+        artifacts = Artifacts(
+            plan=plan.digest,
+            wheel=artifact_of(packed, staging),
+            modules=tuple(
+                Artifact(member, file_sha256(library), library.stat().st_size) for member, library in sorted(libraries.items())
+            ),
+            kernels=kernels,
+            left_out=plan.left_out,
+        )
+        write_record(staging / "artifacts.json", artifacts)
+    return artifacts
+
+
+def _flags(argv: list[str]) -> str:
+    """The flags of a compiler command that are no paths and do not differ between directories."""
+    with_value = {"-o", "-c", "-MT", "-MF", "-isystem", "-I"}
+    launcher = {"-MD", "-x", "cu", "-m", "sm120kit.core.memory"}
+    flags = [
+        argument
+        for before, argument in zip(["", *argv], argv, strict=False)
+        if argument not in with_value | launcher and before not in with_value and "/" not in argument
+    ]
+    return " ".join(flags)
