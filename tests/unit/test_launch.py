@@ -721,7 +721,8 @@ def test_plan_for_a_spark_on_any_machine(model: Path, tmp_path: Path) -> None:
         "--print",
     ]
     result = CliRunner().invoke(app, ["serve", SPARK, *map(str, arguments)])
-    assert result.exit_code == 0 and f"r.example/vllm@{DIGEST} serve /model" in result.stdout, result.output
+    assert result.exit_code == 0 and f" r.example/vllm@{DIGEST} " in result.stdout, result.output
+    assert " sh vllm serve /model " in result.stdout, "through the guard of unified memory"
 
 
 def test_compose_and_kubernetes_files(options: list[str], tmp_path: Path) -> None:

@@ -123,6 +123,9 @@ class ServerOptions:
     engine: ServingEngine = ""
     draft: Draft = ""
     wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
+    drop_caches: Annotated[
+        bool, typer.Option("--drop-caches", help="Drop the page cache before the start, which takes memory of a DGX Spark.")
+    ] = False
     foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     verify: Annotated[
         bool, typer.Option("--verify", help="Probe the server after its first answer; stop it if it answers wrongly.")
@@ -394,7 +397,7 @@ def serve_(
     """
     from sm120kit import serving
     from sm120kit.cli.build import build_patched
-    from sm120kit.serving import launch
+    from sm120kit.serving import launch, unified_memory
     from sm120kit.serving.nodes import differences, preparation
     from sm120kit.serving.resolve import on_node, resolve
     from sm120kit.serving.served_model import ServeRequest, served_model
@@ -403,6 +406,8 @@ def serve_(
     roots = planned.roots(len(nodes))
     if planned and server.verify:
         raise typer.BadParameter("nothing is started that could be probed", param_hint="--verify")
+    if planned and server.drop_caches:
+        raise typer.BadParameter("nothing is started", param_hint="--drop-caches")
     location = server.location()
     workspace = sources.workspace()
     if server.gpu and not planned:
@@ -460,6 +465,8 @@ def serve_(
             if prepared.image:
                 console.info(f"each machine needs the image {prepared.service.image}")
         return
+    if server.drop_caches:
+        unified_memory.drop_page_cache()
     with console.status() as show:
 
         def progress(seconds: float, line: str) -> None:

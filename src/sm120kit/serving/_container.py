@@ -21,6 +21,7 @@ from sm120kit.images.image_records import Image
 from sm120kit.recipes import EngineRecipe
 from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, serve_arguments
 from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving import unified_memory
 
 LOOPBACK = "127.0.0.1"
 RDMA_DEVICES = "/dev/infiniband"
@@ -64,7 +65,8 @@ class Service:
     ``labels`` are set only on containers that launch itself starts. With ``scratch`` the root file system is read-only, except
     for these directories and the writable mounts. ``user`` is the image's ``UID:GID``, "" if the image has none or names it.
     ``key`` is the API key that a user gave; pods have one from a Secret instead. A ``node`` of a server that spans several
-    machines has the host's network.
+    machines has the host's network. ``memory`` is the limit of its memory in bytes where GPUs share the host's, with a guard
+    that stops the server before the system has none; 0 elsewhere.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Service:
     api_key: ApiKey = field(default_factory=lambda: ApiKey("SM120KIT_API_KEY"))
     key: str = field(default="", repr=False)
     node: Node | None = None
+    memory: int = 0
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -97,11 +100,12 @@ class Service:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """``argv``, through a shell if the engine takes its API key only as an argument, which docker's own lacks."""
-        if not (self.key and self.api_key.arguments):
+        """``argv``, through a shell for a guard, and for an API key that the engine takes only as an argument."""
+        guard = unified_memory.guarded() if self.memory else ""
+        key = f' {self.api_key.arguments[0]} "${self.api_key.variable}"' if self.key and self.api_key.arguments else ""
+        if not (guard or key):
             return self.argv
-        option, _ = self.api_key.arguments
-        return ("/bin/sh", "-c", f'exec "$@" {option} "${self.api_key.variable}"', "sh", *self.argv)
+        return ("/bin/sh", "-c", f'{guard}exec "$@"{key}', "sh", *self.argv)
 
     @property
     def url(self) -> str:
@@ -126,7 +130,7 @@ class Placement:
     """Where a server runs on this host: ``gpus`` as (number, name), its address, ``workspace`` for its caches.
 
     ``key`` is the API key that requests must have, "" for that of the configuration, if it has one. ``node`` is this host
-    among those that the server spans, None for this one alone.
+    among those that the server spans, None for this one alone. ``memory`` is the limit of :class:`Service`.
     """
 
     gpus: Sequence[tuple[int, str]]
@@ -135,6 +139,7 @@ class Placement:
     listen: str = LOOPBACK
     key: str = field(default="", repr=False)
     node: Node | None = None
+    memory: int = 0
 
 
 def make_service(
@@ -186,6 +191,7 @@ def make_service(
         listen=listen,
         key="" if node and node.rank else placement.key,
         node=node,
+        memory=placement.memory,
         scratch=() if configuration.container.writable_root else scratch,
         user=image.user if re.fullmatch(r"[0-9]+(:[0-9]+)?", image.user) else "",
         api_key=engine.served_by.api_key,

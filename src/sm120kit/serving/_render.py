@@ -31,6 +31,7 @@ def docker_run(service: Service, *, values: bool = True, detach: bool = False) -
     argv += ["--gpus", f'"device={",".join(map(str, service.gpus))}"']
     argv += [f"--device={device}" for device in service.devices]
     argv += ["--ipc=host"] if service.ipc_host else [f"--shm-size={service.shm_gib}g"]
+    argv += [f"--memory={_mib(service)}", f"--memory-swap={_mib(service)}"] if service.memory else []
     for name, limit in service.ulimits.items():
         argv += ["--ulimit", f"{name}={limit}"]
     for name, value in service.labels.items():
@@ -43,6 +44,11 @@ def docker_run(service: Service, *, values: bool = True, detach: bool = False) -
     argv += ["--network=host"] if service.node else ["--publish", service.published]
     argv += ["--entrypoint", service.command[0]]
     return (*argv, service.image, *service.command[1:])
+
+
+def _mib(service: Service) -> str:
+    """The limit of memory, as docker reads it. Memory with swap has the same limit: nothing is swapped."""
+    return f"{service.memory >> 20}m"
 
 
 def _tmpfs(scratch: Scratch) -> str:
@@ -66,6 +72,7 @@ def compose(service: Service) -> str:
         "security_opt": ["no-new-privileges:true"],
         **({"read_only": True, "tmpfs": [_tmpfs(scratch) for scratch in service.scratch]} if service.scratch else {}),
         **shared,
+        **({"mem_limit": _mib(service), "memswap_limit": _mib(service)} if service.memory else {}),
         "entrypoint": [service.command[0]],
         "command": [argument.replace("$", "$$") for argument in service.command[1:]],
         "environment": {name: value.replace("$", "$$") for name, value in service.variables.items()},
@@ -143,6 +150,7 @@ def _pod(service: Service, models: Sequence[Mount], caches: Sequence[Mount]) -> 
         *({"name": "caches", "mountPath": mount.target, "subPath": mount.source.name} for mount in caches),
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
+    memory = {"memory": f"{service.memory >> 20}Mi"} if service.memory else {}
     container = {
         "name": "server",
         "image": service.image,
@@ -159,7 +167,7 @@ def _pod(service: Service, models: Sequence[Mount], caches: Sequence[Mount]) -> 
             },
         ],
         "ports": [{"containerPort": PORT}],
-        "resources": {"limits": {"nvidia.com/gpu": len(service.gpus)}},
+        "resources": {"limits": {"nvidia.com/gpu": len(service.gpus), **memory}},
         "startupProbe": {**probe, "periodSeconds": 10, "failureThreshold": START_SECONDS // 10},
         "readinessProbe": {**probe, "periodSeconds": 10},
         "securityContext": {

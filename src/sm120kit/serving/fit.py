@@ -16,6 +16,7 @@ from sm120kit.recipes.architectures import of_checkpoint
 from sm120kit.recipes.configurations import Configuration, Hardware, Speculation
 from sm120kit.serving.checkpoint import Checkpoint, described
 from sm120kit.serving.kv_cache import Split
+from sm120kit.serving.unified_memory import RESERVE
 
 SHARE = 0.9
 """Share of a GPU's memory that an engine takes for weights and KV cache if the configuration does not set it."""
@@ -169,7 +170,9 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
     require_architecture(configuration, model)
     _require_mtp(configuration, model)
     fit = estimate(configuration, model, tuple(gpus))
-    if not configuration.served_by.share_of_free:
+    if configuration.hardware.unified:
+        _require_alive(configuration, fit)
+    elif not configuration.served_by.share_of_free:
         _require_free(configuration, fit)
     fits, reason = fit.verdict
     if fits is False:
@@ -195,6 +198,27 @@ def _require_free(configuration: Configuration, fit: Fit) -> None:
                 f"{fit.share:.0%}: a desktop or other programs have {gpu.used / 1e9:.1f} GB",
                 f"stop them (nvidia-smi lists them), or take less: -- {option} {max(most, 0):.2f}",
             )
+
+
+def _require_alive(configuration: Configuration, fit: Fit) -> None:
+    """Require that weights and KV cache leave the system enough of the memory that CPU and GPU share.
+
+    Raises:
+        ResourceUnavailable: the system would freeze.
+    """
+    gpu, memory = fit.gpus[0], fit.memory_bytes
+    if not memory or not gpu.bytes:
+        return
+    available = gpu.bytes - gpu.used
+    if memory * fit.share + RESERVE > available:
+        option = configuration.served_by.options["memory_share"][0]
+        most = math.floor((available - RESERVE) / memory * 100) / 100
+        raise ResourceUnavailable(
+            f"{configuration.name} would freeze the system, whose memory CPU and GPU share: weights and KV cache take "
+            f"{memory * fit.share / 1e9:.1f} GB, the engine and the system need {RESERVE / 1e9:.1f} GB more, and "
+            f"{available / 1e9:.1f} of {gpu.bytes / 1e9:.1f} GB are available",
+            f"stop other programs, or take less: -- {option} {max(most, 0):.2f}",
+        )
 
 
 def recorded_model(repository: str, gigabytes: float = 0) -> Checkpoint | None:

@@ -41,6 +41,7 @@ from sm120kit.serving import (
     answer,
     checkpoint,
     server_containers,
+    unified_memory,
 )
 from sm120kit.serving._container import IMAGE_USER
 from sm120kit.serving._render import PATIENCE_SECONDS
@@ -333,7 +334,9 @@ def idle_service(resolved: ResolvedLaunch, model: Path, workspace: Workspace) ->
 def _service(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, planned: bool) -> Service:
     location = resolved.location
     gpus = [(gpu.number, gpu.name) for gpu in resolved.gpus]
-    placement = Placement(gpus, location.port, workspace, location.listen, location.key, location.node)
+    unified = resolved.gpus[0].bytes if resolved.configuration.hardware.unified else None
+    memory = unified_memory.limit(unified) if unified else 0
+    placement = Placement(gpus, location.port, workspace, location.listen, location.key, location.node, memory)
     image = resolved.image.image if resolved.image else Image("", "", "", (), {}, IMAGE_USER, 0)
     return serving.make_service(
         resolved.configuration, resolved.engine, image, resolved.image_name, model, placement, planned=planned

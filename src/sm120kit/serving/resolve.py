@@ -12,7 +12,7 @@ from sm120kit.core.errors import Mismatch, NotFound, RequirementMissing, Resourc
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node
 from sm120kit.hosts.doctor import requirements
-from sm120kit.hosts.facts import Host, probe
+from sm120kit.hosts.facts import Gpu, Host, probe
 from sm120kit.images import checks, inventory
 from sm120kit.images import image_inputs as images
 from sm120kit.images import published_images as published
@@ -172,7 +172,7 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
             number,
             gpu.name or "unnamed GPU",
             requirements.memory_bytes(host, gpu),
-            0 if gpu.unified else (gpu.used_mib or 0) << 20,
+            _used(host, gpu),
         )
         for number, gpu in requirements.suitable(host, configuration)
     ]
@@ -186,6 +186,13 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
     taken = {} if planned else {number: other.name for other in host.launched for number in other.gpus}
     gpus = serving.select_gpus(configuration, devices, taken)
     return replace(resolved, gpus=gpus, devices=tuple(devices), assumed=assumed)
+
+
+def _used(host: Host, gpu: Gpu) -> int:
+    """Bytes of a GPU's memory that others have; of unified memory, all but what the system can give."""
+    if not gpu.unified:
+        return (gpu.used_mib or 0) << 20
+    return max(0, (host.memory_total or 0) - (host.memory_available or 0)) if host.memory_available else 0
 
 
 def _local_image(recipe: str, workspace: Workspace) -> str:
