@@ -12,7 +12,7 @@ from sm120kit.core import console
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.images import delivery, image_verification
 from sm120kit.recipes import configurations
-from sm120kit.sources import sizes as wheel_sizes
+from sm120kit.sources import known_sizes
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels.build_records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
 from sm120kit.wheels.compile import DISK_PER_UNIT
@@ -75,7 +75,7 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     console.data(f"Python {closure.python} on {closure.platform}; base image {build.lock.base_image}")
     console.data(f"uses {build.lock.rests_on}\n")
     workspace = options.workspace
-    sizes = wheel_sizes(closure.wheels, workspace, options.origin)
+    sizes = known_sizes(closure.wheels, workspace)
     absent = [wheel for wheel in closure.wheels if not (workspace.downloads / wheel.sha256 / wheel.filename).is_file()]
     console.table(
         ("wheel", "version", "MB", "sha256"),

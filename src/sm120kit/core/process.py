@@ -278,12 +278,20 @@ def _spawn(
         ) from error
 
 
+_GATHERED_BYTES = 2**16
+
+
 def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:
     """Write ``pieces`` to a child; a child that ends early is judged by its exit code, not by the broken pipe."""
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):
+        gathered = bytearray()  # a write for each of 50,000 pieces takes seconds
         for piece in pieces:
-            child.stdin.write(piece)
+            gathered += piece
+            if len(gathered) >= _GATHERED_BYTES:
+                child.stdin.write(gathered)
+                gathered.clear()
+        child.stdin.write(gathered)
         child.stdin.flush()
 
 

@@ -57,12 +57,16 @@ class TvmFfi:
         return self.directory / "lib" / "libtvm_ffi.so"
 
 
-def compilers(target: FlashInferTarget, archs: Sequence[Arch] = (), headers: Sequence[str] | None = None) -> Toolchain:
+def compilers(
+    target: FlashInferTarget, archs: Sequence[Arch] = (), headers: Sequence[str] | None = None, *, unpack: bool = True
+) -> Toolchain:
     """The CUDA toolkit and the C++ compiler for a FlashInfer recipe.
 
     ``CUDA_HOME`` counts whatever its version. Another installed toolkit is used if its nvcc is the locked one and it has the
     ``headers``, by default those that the recipe names; otherwise the locked wheels are fetched and unpacked. For a recipe
     without a lockfile, any toolkit of :func:`sm120kit.core.toolchain.find` is used.
+
+    Without ``unpack``, as for a plan, the locked wheels are not fetched: their directory may not exist yet.
 
     Raises:
         RequirementMissing: no C++ compiler, or no nvcc and no lockfile.
@@ -80,11 +84,14 @@ def compilers(target: FlashInferTarget, archs: Sequence[Arch] = (), headers: Seq
         except RequirementMissing as error:
             hint = f"unset CUDA_HOME: the compilers of the lockfile of {target.recipe.name} are used instead"
             raise RequirementMissing(error.message, hint) from error
-    toolchain.host_compiler()
+    host = toolchain.host_compiler()
     try:
         return toolchain.find(archs, needed, locked)
     except RequirementMissing:
-        return toolchain.at(_unpack(target, wheels) / "nvidia" / f"cu{locked.partition('.')[0]}", archs, needed)
+        home = Path("nvidia") / f"cu{locked.partition('.')[0]}"
+        if not unpack:
+            return Toolchain(_unpacked(target, wheels) / home, locked, *host)
+        return toolchain.at(_unpack(target, wheels) / home, archs, needed)
 
 
 def cross_compilers(target: FlashInferTarget, machine: str, archs: Sequence[Arch] = ()) -> Toolchain:
@@ -107,10 +114,11 @@ def cross_compilers(target: FlashInferTarget, machine: str, archs: Sequence[Arch
     )
 
 
-def tvm_ffi(target: FlashInferTarget, machine: str = "") -> TvmFfi:
+def tvm_ffi(target: FlashInferTarget, machine: str = "", *, unpack: bool = True) -> TvmFfi:
     """The locked tvm-ffi of a FlashInfer recipe: the installed package if that has the version, else the unpacked wheel.
 
-    For another ``machine`` than this one it is the wheel for that.
+    For another ``machine`` than this one it is the wheel for that. Without ``unpack``, the wheel is not fetched: its directory
+    may not exist yet.
 
     Raises:
         RequirementMissing: the recipe is not locked, and no tvm-ffi is installed.
@@ -126,7 +134,8 @@ def tvm_ffi(target: FlashInferTarget, machine: str = "") -> TvmFfi:
             f"{target.recipe.name} is not locked and {FFI}, which its modules are compiled with, is not installed",
             f"lock it: sm120kit recipe lock {target.argument}",
         )
-    return TvmFfi(wheels[0].version, _unpack(target, wheels, machine) / "tvm_ffi")
+    directory = _unpack(target, wheels, machine) if unpack else _unpacked(target, wheels)
+    return TvmFfi(wheels[0].version, directory / "tvm_ffi")
 
 
 def locked_compilers(wheels: Sequence[LockedWheel]) -> tuple[LockedWheel, ...]:
@@ -169,11 +178,14 @@ def _closure(target: FlashInferTarget, machine: str = "") -> Closure | None:
     return next((closure for closure in closures if closure.machine == (machine or platform.machine())), None)
 
 
+def _unpacked(target: FlashInferTarget, wheels: Sequence[LockedWheel]) -> Path:
+    return target.options.workspace.cache / "toolchains" / _unpacked_name(wheels)
+
+
 def _unpack(target: FlashInferTarget, wheels: Sequence[LockedWheel], machine: str = "") -> Path:
     """The directory with the files of wheels, created once."""
-    workspace, name = target.options.workspace, _unpacked_name(wheels)
-    directory = workspace.cache / "toolchains" / name
-    with workspace.exclusive(f"toolchain-{name}"):
+    workspace, directory = target.options.workspace, _unpacked(target, wheels)
+    with workspace.exclusive(f"toolchain-{directory.name}"):
         if not directory.is_dir():
             closure = _closure(target, machine)
             assert closure is not None

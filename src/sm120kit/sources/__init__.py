@@ -25,7 +25,7 @@ from sm120kit.core.errors import OfflineMiss
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.sources import _archive, _download, _git_urls, _identity, _submodules, index, wheel_commits
-from sm120kit.sources._wheels import UNPACKED_RATIO, sizes, unfetched, unpack_wheels, wheelhouse
+from sm120kit.sources._wheels import UNPACKED_RATIO, known_sizes, sizes, unfetched, unpack_wheels, wheelhouse
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.resolver import Requirements, resolve_wheels
@@ -38,6 +38,7 @@ __all__ = [
     "Requirements",
     "checkout_name",
     "fetch",
+    "known_sizes",
     "resolve_wheels",
     "sizes",
     "unfetched",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -35,7 +36,7 @@ def read_settings() -> Settings:
 
     As in pip itself, a variable takes precedence over the same setting in a file.
     """
-    return settings_from(_options(), os.environ)
+    return settings_from(_options(frozenset(os.environ.items())), os.environ)
 
 
 def settings_from(pip: Mapping[str, str], env: Mapping[str, str]) -> Settings:
@@ -80,8 +81,12 @@ def _seconds(text: str) -> float:
     return Settings.timeout
 
 
-def _options() -> dict[str, str]:
-    """The output of ``pip config list``; empty where this Python has no pip, so that only ``PIP_*`` variables apply."""
+@functools.cache
+def _options(environment: frozenset[tuple[str, str]]) -> dict[str, str]:
+    """The output of ``pip config list``, queried once for each ``environment``.
+
+    Empty where this Python has no pip, so that only ``PIP_*`` variables apply.
+    """
     listed = run([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"], check=False)
     settings = {}
     for line in listed.stdout.splitlines() if listed.returncode == 0 else []:

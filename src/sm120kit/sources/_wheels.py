@@ -56,16 +56,21 @@ def sizes(wheels: Sequence[LockedWheel], workspace: Workspace, origin: Origin = 
     Raises:
         FetchFailed: the mirror is not a directory.
     """
+    known = known_sizes(wheels, workspace)
+    unknown = [wheel for wheel in wheels if wheel not in known]
+    if unknown and origin.reachable:
+        with _client(origin) as client:
+            _look_up(unknown, origin, client, workspace)
+    return known | known_sizes(unknown, workspace)
+
+
+def known_sizes(wheels: Sequence[LockedWheel], workspace: Workspace) -> dict[LockedWheel, int]:
+    """As :func:`sizes`, of the wheels that are cached or were queried before: nothing is queried."""
     stated = _stated(workspace)
     for wheel in wheels:
         path = workspace.downloads / wheel.sha256 / wheel.filename
         if path.is_file():
             stated[wheel.sha256] = path.stat().st_size
-    unknown = [wheel for wheel in wheels if wheel.sha256 not in stated]
-    if unknown and origin.reachable:
-        with _client(origin) as client:
-            _look_up(unknown, origin, client, workspace)
-        stated |= _stated(workspace)
     return {wheel: stated[wheel.sha256] for wheel in wheels if wheel.sha256 in stated}
 
 

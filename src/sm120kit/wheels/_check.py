@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sm120kit.core import process
@@ -61,11 +61,6 @@ def check_modules(
             f"look with `sm120kit inspect` at {work}",
         )
     return cubins
-
-
-def count_kernels(cubins: Mapping[str, Iterable[Cubin]]) -> int:
-    """The number of kernels in the device code of all modules."""
-    return sum(len(cubin.kernels) for module in cubins.values() for cubin in module)
 
 
 def _cubins(module: Module, work: Path) -> tuple[Cubin, ...]:

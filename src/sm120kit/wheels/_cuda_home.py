@@ -69,6 +69,18 @@ def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
     return cuda
 
 
+def stand_in(cuda: Path, toolchain: Toolchain) -> Path:
+    """Make ``cuda`` a CUDA home with a program only that prints nvcc's version, which is all that a plan queries of it.
+
+    :func:`link_toolchain` replaces it.
+    """
+    script = cuda / "bin" / "nvcc"
+    release = ".".join(toolchain.nvcc_version.split(".")[:2])
+    write_atomic(script, f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{toolchain.nvcc_version}'\n".encode())
+    script.chmod(0o755)
+    return cuda
+
+
 def relink_programs(directory: Path, programs: Path) -> None:
     """Link everything in ``programs`` but cudafe++ into ``directory``."""
     if directory.is_symlink():  # as in old state directories: links in it would replace the toolkit's own files

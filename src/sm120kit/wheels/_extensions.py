@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,23 +17,22 @@ from pathlib import Path
 
 from sm120kit.core import archives, process
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import CheckFailed, RequirementMissing
+from sm120kit.core.errors import BadInput, CheckFailed, RequirementMissing
 from sm120kit.core.memory import Gate
-from sm120kit.core.record_files import record_json, write_record
-from sm120kit.core.temporary import publish_directory
+from sm120kit.core.record_files import record_json
+from sm120kit.kernels.cubin.cubin_records import Cubin
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import EngineRecipe, FromSourceTable
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels._build_environment import ENVIRONMENT, Interpreter, dynamic_section, wrong_answers
-from sm120kit.wheels._check import check_modules, count_kernels
+from sm120kit.wheels._check import check_modules
 from sm120kit.wheels._cuda_home import link_toolchain
 from sm120kit.wheels._kernel_wheel import require_path_for_cmake, user_variables
 from sm120kit.wheels._repack import repack, repacked_record
-from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, Module, Unit
+from sm120kit.wheels.build_records import Artifacts, BuildPlan, Module, Unit
 from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, ninja_program, run_gated
 from sm120kit.wheels.pack import local_version
-from sm120kit.wheels.published_wheels import artifact_of
+from sm120kit.wheels.published_wheels import publish
 
 PTX_NINJA = "ptx.ninja"
 """Ninja file of :func:`compile_ptx`, in the work directory."""
@@ -297,12 +295,13 @@ def _require_units(plan: BuildPlan, site: BuildSite) -> None:
         )
 
 
-def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> int:
-    """Check finished modules, also that they can replace those of the wheel ``official``, and return their number of kernels.
+def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> dict[str, tuple[Cubin, ...]]:
+    """Check finished modules, also that they can replace those of the wheel ``official``, and return their cubins by module.
 
     Raises:
         CheckFailed: device code that SM12x cannot run, an expected kernel that is missing, a library that the upstream
             module does not need, a search path for the loader, a symbol that does not resolve, or a wrong answer.
+        BadInput: the wheel has no such module.
     """
     work = site.work
     interpreter = Interpreter(site.python, site.environment, work / "cuda" / "lib64" / "stubs" / "libcuda.so")
@@ -311,6 +310,8 @@ def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> 
         target, library = build.table.targets[module.name], work / module.library
         official_module = work / "official" / target.member
         with archives.open_wheel(official) as wheel:
+            if target.member not in wheel.namelist():
+                raise BadInput(f"{official.name} has no {target.member}", "correct from_source.targets of the recipe")
             write_atomic(official_module, archives.read_member(wheel, target.member))
         needed, search_paths = dynamic_section(library)
         further = sorted(needed - dynamic_section(official_module)[0])
@@ -319,7 +320,7 @@ def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> 
         problems += wrong_answers(library, target.imports, target.answers, interpreter)
         return tuple(problems)
 
-    return count_kernels(check_modules(build.plan, work, load_problems))
+    return check_modules(build.plan, work, load_problems)
 
 
 def publish_extensions(
@@ -331,7 +332,7 @@ def publish_extensions(
     member.
     """
     plan, table, work = build.plan, build.table, site.work
-    kernels = check_extensions(build, official, site)
+    cubins = check_extensions(build, official, site)
     libraries = {table.targets[module.name].member: work / module.library for module in plan.modules}
     replaced = {**patched_files, **libraries}
     commands = {output: argv for module in plan.modules for output, argv in _commands(module, work).items()}
@@ -344,29 +345,10 @@ def publish_extensions(
         "versions": dict(build.versions),
         "flags": {unit.source: _flags(commands[unit.output]) for module in plan.modules for unit in module.units},
     }
-    with publish_directory(directory) as staging:
-        write_record(staging / "plan.json", plan)
-        packed = repack(
-            official,
-            local_version(plan.version, plan.digest),
-            replaced,
-            {"sm120kit.json": record_json(record).encode()},
-            staging,
-        )
-        (staging / "logs").mkdir()
-        for log in ("configure.log", LOG):
-            shutil.copyfile(work / log, staging / "logs" / log)
-        artifacts = Artifacts(
-            plan=plan.digest,
-            wheel=artifact_of(packed, staging),
-            modules=tuple(
-                Artifact(member, file_sha256(library), library.stat().st_size) for member, library in sorted(libraries.items())
-            ),
-            kernels=kernels,
-            left_out=plan.left_out,
-        )
-        write_record(staging / "artifacts.json", artifacts)
-    return artifacts
+    added = {"sm120kit.json": record_json(record).encode()}
+    version = local_version(plan.version, plan.digest)
+    logs = [work / "configure.log", work / LOG]
+    return publish(plan, directory, lambda out: repack(official, version, replaced, added, out), libraries, cubins, logs)
 
 
 def _flags(argv: list[str]) -> str:

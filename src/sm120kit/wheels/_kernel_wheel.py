@@ -12,8 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,19 +24,19 @@ from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CommandFailed, NotFound, RequirementMissing
 from sm120kit.core.memory import Costs
 from sm120kit.core.record_files import record_json, write_record
-from sm120kit.core.temporary import publish_directory
 from sm120kit.core.toolchain import installed_version
+from sm120kit.kernels.cubin.cubin_records import Cubin
 from sm120kit.kernels.tables import export_tree
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import locked_toolchain
 from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.wheels import _plan as plans
-from sm120kit.wheels._check import check_modules, count_kernels, tvm_ffi_loader
+from sm120kit.wheels._check import check_modules, tvm_ffi_loader
 from sm120kit.wheels._cuda_home import link_toolchain, relink
-from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, BuildRequest, Stage, WheelBuild
+from sm120kit.wheels.build_records import Artifacts, BuildPlan, BuildRequest, Stage, WheelBuild
 from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, run_gated
 from sm120kit.wheels.pack import local_version
-from sm120kit.wheels.published_wheels import artifact_of, push, shared, wheel_record
+from sm120kit.wheels.published_wheels import build_once, publish, wheel_record
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress
@@ -72,31 +71,28 @@ def build(
         return WheelBuild(recipe, tree)
     selection = plans.Selection(recipe, request.archs or recipe.archs, request.group)
     versions = {name: installed_version(name) for name in VERSIONED_PACKAGES}
-    costs = Costs(workspace.cache / "costs.json")
-    environment = plans.BuildEnvironment(locked_toolchain.compilers(target, selection.archs, ()), versions, costs.of)
+    tools = locked_toolchain.compilers(target, selection.archs, (), unpack=False)
+    environment = plans.BuildEnvironment(tools, versions, Costs(workspace.cache / "costs.json").of)
     plan = plans.plan_kernel_wheel(selection, tree, source_version(), source_files(), environment)
     planned = WheelBuild(recipe, tree, plan)
     if stage is Stage.PLAN:
         return planned
     # Ninja does not detect that a header is older or that the same path is another compiler.
     name = f"{plan.engine}-{digest_of([tree.tree, plan.archs, plan.toolchain, versions])[:12]}"
-    work, directory = workspace.work(name), workspace.build(plan.engine, plan.digest)
-    with workspace.exclusive(name):
-        if artifacts := shared(plan, directory, target.options.remote):
-            push(plan, directory, target.options.remote)
-            return replace(planned, artifacts=artifacts, directory=directory)
+    work = workspace.work(name)
+
+    def make(directory: Path) -> Artifacts | None:
+        locked_toolchain.compilers(target, selection.archs, ())
         units = len(plan.modules[0].units)
         reporting.info(f"compiling {units} kernels against CUTLASS of {recipe.name} (tree {tree.tree[:12]})")
         write_record(work / "plan.json", plan)  # `cache --clean` reads from it what the directory belongs to
         headers = export_tree(tree, workspace) / cutlass.path
         compile_kernels(plan, tree, headers, work, CompileSettings.of(target.options, watch))
         reporting.info("checking the kernels")
-        if stage is Stage.COMPILE:
-            check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work, plan.toolchain))
-            return planned
-        artifacts = _check_and_publish(plan, work, directory)
-    push(plan, directory, target.options.remote)
-    return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+        cubins = check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work, plan.toolchain))
+        return None if stage is Stage.COMPILE else _publish(plan, work, directory, cubins)
+
+    return build_once(planned, name, target.options, make)
 
 
 def source_files() -> dict[str, str]:
@@ -234,24 +230,8 @@ def _copy_source(target: Path, build_info: bytes) -> None:
             write_atomic(path, content)
 
 
-def _check_and_publish(plan: BuildPlan, work: Path, directory: Path) -> Artifacts:
-    """Check the library, and publish wheel and records in ``directory``, completely or not at all."""
-    cubins = check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work, plan.toolchain))
+def _publish(plan: BuildPlan, work: Path, directory: Path, cubins: Mapping[str, Sequence[Cubin]]) -> Artifacts:
     (module,) = plan.modules
     (wheel,) = (work / "dist").glob("*.whl")
-    with publish_directory(directory) as staging:
-        write_record(staging / "plan.json", plan)
-        shutil.copyfile(wheel, staging / wheel.name)
-        (staging / "logs").mkdir()
-        shutil.copyfile(work / LOG, staging / "logs" / LOG)
-        library = work / module.library
-        artifacts = Artifacts(
-            plan=plan.digest,
-            wheel=artifact_of(staging / wheel.name, staging),
-            modules=(Artifact(f"{PACKAGE}/{module.library}", file_sha256(library), library.stat().st_size),),
-            kernels=count_kernels(cubins),
-            left_out=plan.left_out,
-        )
-        write_record(staging / "kernels.json", {name: [*files] for name, files in sorted(cubins.items())})
-        write_record(staging / "artifacts.json", artifacts)
-    return artifacts
+    libraries = {f"{PACKAGE}/{module.library}": work / module.library}
+    return publish(plan, directory, lambda out: Path(shutil.copy(wheel, out)), libraries, cubins, [work / LOG])

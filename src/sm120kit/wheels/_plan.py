@@ -17,7 +17,7 @@ from sm120kit.recipes import NO_KERNELS, EngineRecipe, FlashInferRecipe, ModuleT
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels.build_records import BuildPlan, Generated, Module, Unit
 
-PLAN_FORMAT = 1
+PLAN_FORMAT = 2
 """Increased when a newer sm120kit would build the same inputs differently."""
 
 DEFAULT_COST = {".cu": (2 * 2**30, 30.0), ".cpp": (2**29, 10.0)}

@@ -46,25 +46,24 @@ def repacked_record(
     }
 
 
-def repack(official: Path, version: str, replaced: Mapping[str, Path | None], added: Mapping[str, bytes], out: Path) -> Path:
-    """Pack the wheel ``official`` again into directory ``out``, as ``version``.
+def repack(
+    official: Path, version: str, replaced: Mapping[str, Path | None], added: Mapping[str, bytes], out: Path, *, tag: str = ""
+) -> Path:
+    """Pack the wheel ``official`` again into directory ``out``, as ``version``, with its tags or with ``tag`` for one machine.
 
     ``replaced`` are files by member: they replace that of the wheel or are new, and None removes it. ``added`` is the content
     of new files in its ``.dist-info``. All other members keep their bytes, except METADATA, which has the version, and RECORD,
     which lists the hashes of all. The file name has the tags of the wheel's WHEEL file.
 
     Raises:
-        BadInput: it is not a wheel of one distribution, or lacks a library that is to be replaced.
+        BadInput: it is not a wheel of one distribution.
     """
     with archives.open_wheel(official) as wheel:
         info = _dist_info(official, wheel)
-        if absent := sorted(name for name in {*replaced} - {*wheel.namelist()} if name.endswith(".so")):
-            raise BadInput(
-                f"{official.name} has no {', '.join(absent)}", "the recipe's from_source.targets name what is replaced"
-            )
         name, _, official_version = info.removesuffix(".dist-info").partition("-")
         renamed = f"{name}-{version}.dist-info"
-        tags = _tags(archives.read_member(wheel, f"{info}/WHEEL").decode())
+        header = archives.read_member(wheel, f"{info}/WHEEL").decode()
+        tags = tag or _tags(header)
         if not re.fullmatch(r"[\w.]+-[\w.]+-[\w.]+", tags):
             raise BadInput(f"WHEEL of {official.name} states the tags {tags!r}", "is it a wheel?")
         target, recorded = out / f"{name}-{version}-{tags}.whl", _recorded(wheel, f"{info}/RECORD")
@@ -82,6 +81,8 @@ def repack(official: Path, version: str, replaced: Mapping[str, Path | None], ad
                     content = iter(
                         [_with_version(archives.read_member(wheel, member), official_version, version, official.name)]
                     )
+                elif tag and member.filename == f"{info}/WHEEL":
+                    content = iter([_for_one_machine(header, tag)])
                 elif (row := recorded.get(member.filename)) and row[2] == str(member.file_size):
                     archives.copy_member(wheel, member, packed, _new_member(name_in_target, member.external_attr))
                     rows.append((name_in_target, row[1], row[2]))
@@ -91,7 +92,8 @@ def repack(official: Path, version: str, replaced: Mapping[str, Path | None], ad
                 rows.append(_add(packed, name_in_target, content, member.external_attr, member.compress_type))
             for new in sorted({*replaced} - {*wheel.namelist()}):
                 if (file := replaced[new]) is not None:
-                    rows.append(_add(packed, new, _read_chunks(file), 0o100644 << 16, zipfile.ZIP_DEFLATED))
+                    mode = 0o100755 if new.endswith(".so") else 0o100644
+                    rows.append(_add(packed, new, _read_chunks(file), mode << 16, zipfile.ZIP_DEFLATED))
             for name_of_file, data in sorted(added.items()):
                 rows.append(_add(packed, f"{renamed}/{name_of_file}", iter([data]), 0o100644 << 16, zipfile.ZIP_DEFLATED))
             table = io.StringIO()
@@ -119,6 +121,12 @@ def _tags(header: str) -> str:
     """The compressed tag set of a WHEEL file: ``cp38-abi3-linux_x86_64``."""
     tags = [line.removeprefix("Tag:").strip().split("-") for line in header.splitlines() if line.startswith("Tag:")]
     return "-".join(".".join(dict.fromkeys(column)) for column in zip(*tags, strict=True))
+
+
+def _for_one_machine(header: str, tag: str) -> bytes:
+    """A WHEEL file that states libraries and one tag."""
+    kept = re.sub(r"^Tag:.*\n?", "", header, flags=re.MULTILINE).strip("\n")
+    return f"{kept}\nTag: {tag}\n".replace("Root-Is-Purelib: true", "Root-Is-Purelib: false").encode()
 
 
 def _with_version(metadata: bytes, before: str, after: str, wheel: str) -> bytes:

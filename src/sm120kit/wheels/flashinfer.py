@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import platform
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes
 from sm120kit.core import reporting
-from sm120kit.core.digests import digest_of, file_sha256, is_digest
-from sm120kit.core.errors import BadRecord, NotFound
+from sm120kit.core.digests import digest_of
+from sm120kit.core.errors import NotFound
 from sm120kit.core.memory import Costs
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
-from sm120kit.core.temporary import publish_directory
-from sm120kit.core.toolchain import host_compiler
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tile_records
+from sm120kit.kernels.cubin.cubin_records import Cubin
 from sm120kit.kernels.tables import tile_table
 from sm120kit.kernels.tiles.listing import generates_tiles
 from sm120kit.patches.patch_records import PatchedTree
@@ -29,10 +26,11 @@ from sm120kit.recipes import locked_toolchain
 from sm120kit.recipes.locked_toolchain import FFI, TvmFfi
 from sm120kit.recipes.recipe_records import Lock
 from sm120kit.recipes.target import FlashInferTarget
-from sm120kit.sources.run_options import Options
 from sm120kit.wheels import _plan as plans
-from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
-from sm120kit.wheels.published_wheels import artifact_of, published, push, shared, wheel_record
+from sm120kit.wheels._check import check_modules, tvm_ffi_loader
+from sm120kit.wheels._cuda_home import link_toolchain
+from sm120kit.wheels.build_records import Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
+from sm120kit.wheels.published_wheels import build_once, publish, wheel_record
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress
@@ -58,7 +56,7 @@ def build(
         CompileFailed, ResourceUnavailable, CheckFailed: a unit does not compile, or the result is not what
             the recipe expects.
     """
-    recipe, workspace, stage = target.recipe, target.options.workspace, request.stage
+    recipe, stage = target.recipe, request.stage
     recipes.group(recipe, request.group)
     if stage is Stage.FETCH:
         _ = target.checkout
@@ -66,83 +64,21 @@ def build(
     tree = target.tree
     if stage is Stage.PATCH:
         return WheelBuild(recipe, tree)
-    if request.group == recipes.NO_KERNELS:
-        return _build_without_kernels(target, request)
-    if stage is Stage.PACK and (found := _from_remote_plan(target, request)):
-        return found
     prepared = _prepare(target, request)
-    selection, plan, work = prepared.selection, prepared.plan, workspace.work(prepared.selection.directory)
-    planned = WheelBuild(recipe, tree, plan)
+    planned = WheelBuild(recipe, tree, prepared.plan)
     if stage is Stage.PLAN:
         return planned
-    directory, remote = workspace.build(recipe.engine, plan.digest), target.options.remote
-    if artifacts := published(plan, directory, remote):
-        _push(target, request, plan, directory)
-        return replace(planned, artifacts=artifacts, directory=directory)
-    with workspace.exclusive(selection.directory):
-        if artifacts := shared(plan, directory, remote):  # or by a process that this one waited for
-            return replace(planned, artifacts=artifacts, directory=directory)
-        _generate_files(selection, tree, prepared.tools, workspace)
-        if prepared.has_unknown_tiles:
-            _require_launchable(target, prepared.tools[0])
-        _compile(plan, prepared.generated, work, target.options, watch)
-        ffi = prepared.tools[1]
-        if stage is Stage.COMPILE:
-            from sm120kit.wheels._check import check_modules, tvm_ffi_loader
 
-            check_modules(plan, work, tvm_ffi_loader(ffi.library, work, plan.toolchain))
-            return planned
-        artifacts = _check_and_pack(plan, tree, ffi, work, directory)
-    _push(target, request, plan, directory)
-    return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+    def make(directory: Path) -> Artifacts | None:
+        if request.group == recipes.NO_KERNELS:
+            patches.materialise(tree, prepared.work / "tree")
+            return None if stage is Stage.COMPILE else _pack(prepared, tree, {}, directory)
+        ffi = _compile(target, prepared, watch)
+        loader = tvm_ffi_loader(ffi.library, prepared.work, prepared.plan.toolchain)
+        cubins = check_modules(prepared.plan, prepared.work, loader)
+        return None if stage is Stage.COMPILE else _pack(prepared, tree, cubins, directory)
 
-
-def _from_remote_plan(target: FlashInferTarget, request: BuildRequest) -> WheelBuild | None:
-    """The build in the remote cache whose plan was made from the same lockfile, archs, group and host compiler.
-
-    To plan takes minutes without earlier results: compilers are unpacked and tiles measured.
-    """
-    options = target.options
-    if options.remote is None or not (key := _plan_key(target, request)):
-        return None
-    with options.workspace.scratch() as scratch:
-        if not options.remote.fetch(key, scratch):
-            return None
-        try:
-            plan = read_record(BuildPlan, scratch / "plan.json")
-        except (BadRecord, OSError) as error:
-            reporting.warn(f"{key} of the cache is not a plan, and not used: {error}")
-            return None
-    archs = tuple(sorted(request.archs or target.recipe.archs))
-    group = request.group or target.recipe.default_group
-    expected = (target.recipe.name, target.recipe.engine, target.tree.tree, archs, (group,))
-    if (plan.recipe, plan.engine, plan.tree, plan.archs, plan.groups) != expected or not is_digest(plan.digest):
-        reporting.warn(f"{key} of the cache is the plan of another build, and not used")
-        return None
-    directory = options.workspace.build(target.recipe.engine, plan.digest)
-    with options.workspace.exclusive(_selection(target, request).directory):
-        artifacts = shared(plan, directory, options.remote)
-    return WheelBuild(target.recipe, target.tree, plan, artifacts, directory) if artifacts else None
-
-
-def _plan_key(target: FlashInferTarget, request: BuildRequest) -> str:
-    """The key of a plan in a remote cache; empty if other inputs than those of the lockfile decide it."""
-    native = request.machine == platform.machine()
-    if target.local or not native or not target.lock_path.is_file() or os.environ.get("CUDA_HOME"):
-        return ""
-    _verified_lock(target)
-    archs, (_, host_version) = sorted(request.archs or target.recipe.archs), host_compiler()
-    group = request.group or target.recipe.default_group
-    return f"plan-{digest_of([plans.PLAN_FORMAT, target.build_id, archs, group, host_version])}"
-
-
-def _push(target: FlashInferTarget, request: BuildRequest, plan: BuildPlan, directory: Path) -> None:
-    """Store a finished build in the remote cache, and then its plan by what it was made from."""
-    remote = target.options.remote
-    if push(plan, directory, remote) and remote and (key := _plan_key(target, request)):
-        with target.options.workspace.scratch() as scratch:
-            shutil.copyfile(directory / "plan.json", scratch / "plan.json")
-            remote.push(key, scratch)
+    return build_once(planned, prepared.selection.directory, target.options, make)
 
 
 def unit_ptx(
@@ -160,42 +96,38 @@ def unit_ptx(
 
     if request.group == recipes.NO_KERNELS:
         raise NotFound(f"kernel group {recipes.NO_KERNELS} has no units", "leave out --kernels, or name another group")
-    workspace = target.options.workspace
-    prepared = _prepare(target, request)
+    workspace, prepared = target.options.workspace, _prepare(target, request)
     units = [unit for module in prepared.plan.modules for unit in module.units if unit.source.endswith(".cu")]
     chosen = [unit for unit in units if pattern in unit.name or fnmatch.fnmatch(unit.name, pattern)]
     if not chosen:
         raise NotFound(f"no unit of {prepared.plan.recipe} matches {pattern!r}", f"units: {', '.join(u.name for u in units)}")
-    work = workspace.work(prepared.selection.directory)
     with workspace.exclusive(prepared.selection.directory):
-        _generate_files(prepared.selection, target.tree, prepared.tools, workspace)
+        _ready(target, prepared)
         reporting.info(f"compiling {len(chosen)} units to PTX")
         settings = compiling.CompileSettings.of(target.options, watch)
-        outputs = compiling.compile_ptx(chosen, prepared.generated, work, settings)
-        return {unit.name: (work / output).read_text() for unit, output in zip(chosen, outputs, strict=True)}
+        outputs = compiling.compile_ptx(chosen, prepared.generated, prepared.work, settings)
+        return {unit.name: (prepared.work / output).read_text() for unit, output in zip(chosen, outputs, strict=True)}
 
 
 @dataclass(frozen=True)
 class _PreparedBuild:
-    """What a build compiles, and with which compilers; ``has_unknown_tiles``: no record has the tiles of its source."""
+    """What a build compiles in ``work``; ``has_unknown_tiles``: no record has the tiles of its source."""
 
     selection: plans.Selection
-    tools: tuple[Toolchain, TvmFfi]
+    work: Path
     generated: tuple[Generated, ...]
     plan: BuildPlan
-    has_unknown_tiles: bool
+    has_unknown_tiles: bool = False
 
 
 def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
-    """Find the compilers, run the generators and plan the build."""
-    recipe, workspace, tree = target.recipe, target.options.workspace, target.tree
-    selection = _selection(target, request)
-    lock = _verified_lock(target)
-    if request.machine == platform.machine():
-        tools = locked_toolchain.compilers(target, selection.archs)
-    else:
-        tools = locked_toolchain.cross_compilers(target, request.machine, selection.archs)
-    ffi = locked_toolchain.tvm_ffi(target, request.machine)
+    """Run the generators and plan the build. Locked compilers are not fetched for it."""
+    recipe, workspace, tree, selection = target.recipe, target.options.workspace, target.tree, _selection(target, request)
+    work, lock = workspace.work(selection.directory), _verified_lock(target)
+    if request.group == recipes.NO_KERNELS:
+        nothing = plans.BuildEnvironment(plans.NO_TOOLCHAIN, {})
+        return _PreparedBuild(selection, work, (), plans.plan_flashinfer(selection, tree, (), nothing, ()))
+    tools, ffi = _tools(target, selection, unpack=False)
     for line in locked_toolchain.toolchain_differences(lock, tools) if lock else ():
         reporting.info(f"not the locked toolchain: {line}")
     costs = Costs(workspace.cache / "costs.json")
@@ -204,34 +136,61 @@ def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
     tiled = any(generates_tiles(recipe.modules[module.name].generator) for module in generated)
     recorded = tile_records.recorded(target) if tiled else ()
     plan = plans.plan_flashinfer(selection, tree, generated, environment, recorded or ())
-    return _PreparedBuild(selection, (tools, ffi), generated, plan, recorded is None)
+    return _PreparedBuild(selection, work, generated, plan, recorded is None)
 
 
-def _require_launchable(target: FlashInferTarget, tools: Toolchain) -> None:
-    """Require that SM12x can launch every tile that the source generates.
+def _tools(target: FlashInferTarget, selection: plans.Selection, *, unpack: bool = True) -> tuple[Toolchain, TvmFfi]:
+    """The compilers for the machine of a selection, and tvm-ffi; without ``unpack``, those for this machine are not fetched."""
+    machine = selection.machine
+    ffi = locked_toolchain.tvm_ffi(target, machine, unpack=unpack)
+    if machine == platform.machine():
+        return locked_toolchain.compilers(target, selection.archs, unpack=unpack), ffi
+    return locked_toolchain.cross_compilers(target, machine, selection.archs), ffi
+
+
+def _ready(target: FlashInferTarget, prepared: _PreparedBuild) -> tuple[Toolchain, TvmFfi]:
+    """Make the work directory ready to compile in, with the compilers, which are returned."""
+    tools = _tools(target, prepared.selection)
+    _generate_files(prepared.selection, target.tree, tools, target.options.workspace)
+    link_toolchain(prepared.work / "cuda", tools[0])
+    return tools
+
+
+def _compile(target: FlashInferTarget, prepared: _PreparedBuild, watch: Callable[[Progress], None]) -> TvmFfi:
+    """Compile the units of a plan, once SM12x can launch every tile that the source generates.
+
+    Returns the tvm-ffi that the modules are loaded with.
 
     Raises:
         CheckFailed: it cannot.
     """
-    tile_records.left_out(target.recipe.name, tile_table(target.recipe, target.tree, tools, target.options.workspace))
+    from sm120kit.wheels.compile import CompileSettings, compile_units
+
+    (tools, ffi), plan = _ready(target, prepared), prepared.plan
+    if prepared.has_unknown_tiles:
+        facts = tile_table(target.recipe, target.tree, tools, target.options.workspace)
+        tile_records.left_out(target.recipe.name, facts)
+    units = sum(len(module.units) for module in plan.modules)
+    reporting.info(f"compiling {units} units of {len(plan.modules)} modules")
+    compile_units(plan, prepared.generated, prepared.work, CompileSettings.of(target.options, watch))
+    return ffi
 
 
-def _build_without_kernels(target: FlashInferTarget, request: BuildRequest) -> WheelBuild:
-    """Build the wheel of a patched tree without a compiled module."""
-    workspace, tree, stage = target.options.workspace, target.tree, request.stage
-    selection = _selection(target, request)
-    _verified_lock(target)
-    plan = plans.plan_flashinfer(selection, tree, (), plans.BuildEnvironment(plans.NO_TOOLCHAIN, {}), ())
-    planned = WheelBuild(target.recipe, tree, plan)
-    directory = workspace.build(target.recipe.engine, plan.digest)
-    artifacts = None if stage is Stage.PLAN else published(plan, directory)
-    ran = stage is Stage.PACK and artifacts is None
-    if ran:
-        with workspace.exclusive(selection.directory):
-            work = workspace.work(selection.directory)
-            patches.materialise(tree, work / "tree")
-            artifacts = published(plan, directory) or _check_and_pack(plan, tree, None, work, directory)
-    return replace(planned, artifacts=artifacts, directory=directory, ran=ran) if artifacts else planned
+def _pack(prepared: _PreparedBuild, tree: PatchedTree, cubins: Mapping[str, Sequence[Cubin]], directory: Path) -> Artifacts:
+    """Pack the wheel with the checked modules, whose device code are ``cubins``, and publish it."""
+    from sm120kit.wheels.pack import member_of, pack_wheel
+
+    plan, work = prepared.plan, prepared.work
+    reporting.info("packing the wheel")
+    libraries = {member_of(module.name): work / module.library for module in plan.modules if module.packed}
+    return publish(
+        plan,
+        directory,
+        lambda out: pack_wheel(plan, tree, libraries, out, work, wheel_record(plan, tree)),
+        libraries,
+        cubins,
+        [work / name for name in ("generate.log", "compile.log")],
+    )
 
 
 def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
@@ -326,46 +285,3 @@ def _generate_files(
     write_record(record, generated)
     stamp.write_text(key)
     return generated
-
-
-def _compile(
-    plan: BuildPlan, generated: Sequence[Generated], work: Path, options: Options, watch: Callable[[Progress], None]
-) -> None:
-    from sm120kit.wheels.compile import CompileSettings, compile_units
-
-    units = sum(len(module.units) for module in plan.modules)
-    reporting.info(f"compiling {units} units of {len(plan.modules)} modules")
-    compile_units(plan, generated, work, CompileSettings.of(options, watch))
-
-
-def _check_and_pack(plan: BuildPlan, tree: PatchedTree, ffi: TvmFfi | None, work: Path, directory: Path) -> Artifacts:
-    """Check the modules, pack the wheel, and publish it with its records in ``directory``, completely or not at all.
-
-    ``ffi`` loads the modules; None without any.
-    """
-    from sm120kit.wheels._check import check_modules, count_kernels, tvm_ffi_loader
-    from sm120kit.wheels.pack import pack_wheel
-
-    reporting.info("checking the modules and packing the wheel")
-    cubins = check_modules(plan, work, tvm_ffi_loader(ffi.library, work, plan.toolchain) if ffi else lambda module: ())
-    with publish_directory(directory) as staging:
-        write_record(staging / "plan.json", plan)
-        libraries = {module.name: work / module.library for module in plan.modules if module.packed}
-        wheel = pack_wheel(plan, tree, libraries, staging, work, wheel_record(plan, tree))
-        (staging / "logs").mkdir()
-        for log in ("generate.log", "compile.log"):
-            if (work / log).is_file():
-                shutil.copyfile(work / log, staging / "logs" / log)
-        artifacts = Artifacts(
-            plan=plan.digest,
-            wheel=artifact_of(wheel, staging),
-            modules=tuple(
-                Artifact(f"flashinfer/data/aot/{name}/{name}.so", file_sha256(library), library.stat().st_size)
-                for name, library in sorted(libraries.items())
-            ),
-            kernels=count_kernels(cubins),
-            left_out=plan.left_out,
-        )
-        write_record(staging / "kernels.json", {name: [*files] for name, files in sorted(cubins.items())})
-        write_record(staging / "artifacts.json", artifacts)
-    return artifacts

@@ -31,10 +31,10 @@ from sm120kit.wheels import _build_environment as environments
 from sm120kit.wheels import _extensions
 from sm120kit.wheels import _plan as plans
 from sm120kit.wheels._extensions import BuildSite, ExtensionBuild
-from sm120kit.wheels.build_records import RepackedWheel
+from sm120kit.wheels.build_records import Artifacts, RepackedWheel
 from sm120kit.wheels.compile import CompileSettings
 from sm120kit.wheels.overlay import locked_wheels, patched_members, write_patched_members
-from sm120kit.wheels.published_wheels import push, shared
+from sm120kit.wheels.published_wheels import build_once
 
 if TYPE_CHECKING:
     from sm120kit.wheels.compile import Progress
@@ -116,11 +116,9 @@ def build_extensions(
     """
     plan, recipe, workspace = build.plan, build.recipe, options.workspace
     planned = RepackedWheel(plan, patched_members(recipe.engine, build.tree))
-    directory, name = workspace.build(recipe.engine, plan.digest), _work_name(build)
-    with workspace.exclusive(name):
-        if artifacts := shared(plan, directory, options.remote):
-            push(plan, directory, options.remote)
-            return replace(planned, artifacts=artifacts, directory=directory)
+    name = _work_name(build)
+
+    def make(directory: Path) -> Artifacts | None:
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
         site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
         files = write_patched_members(recipe.engine, build.tree, official, site.work / "overlay")
@@ -135,11 +133,12 @@ def build_extensions(
         reporting.info("checking the modules")
         if not pack:
             _extensions.check_extensions(build, official, site)
-            return replace(planned, ran=True)
+            return None
         artifacts = _extensions.publish_extensions(build, site, official, files, directory)
         shutil.rmtree(site.work)
-    push(plan, directory, options.remote)
-    return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+        return artifacts
+
+    return build_once(planned, name, options, make)
 
 
 def unit_ptx(target: EngineTarget, pattern: str, watch: Callable[[Progress], None] = lambda progress: None) -> dict[str, str]:

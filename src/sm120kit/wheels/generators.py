@@ -16,7 +16,7 @@ from sm120kit.core.errors import CheckFailed
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.recipes.locked_toolchain import TvmFfi
-from sm120kit.wheels._cuda_home import HOST_COMPILER, link_toolchain, relink
+from sm120kit.wheels._cuda_home import HOST_COMPILER, link_toolchain, relink, stand_in
 from sm120kit.wheels.build_records import Generated
 
 
@@ -85,7 +85,8 @@ def run_generators(
     from pydantic import TypeAdapter, ValidationError
 
     _link_data(tree)
-    cuda, jit, host = link_toolchain(work / "cuda", toolchain), work / "jit", toolchain.host_compiler
+    home = link_toolchain if toolchain.cuda_home.is_dir() else stand_in
+    cuda, jit, host = home(work / "cuda", toolchain), work / "jit", toolchain.host_compiler
     jit.mkdir(exist_ok=True)
     env = {
         "FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in sorted(archs)),

@@ -12,7 +12,6 @@ from sm120kit.core import archives, reporting
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadInput, PatchConflict
 from sm120kit.core.record_files import record_json, write_record
-from sm120kit.core.temporary import publish_directory
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import wheelhouse
@@ -23,7 +22,7 @@ from sm120kit.wheels._plan import plan_overlay
 from sm120kit.wheels._repack import repack, repacked_record
 from sm120kit.wheels.build_records import Artifacts, BuildPlan, RepackedWheel
 from sm120kit.wheels.pack import local_version
-from sm120kit.wheels.published_wheels import artifact_of, push, shared
+from sm120kit.wheels.published_wheels import build_once, publish
 
 
 def patched_members(package: str, tree: PatchedTree) -> dict[str, tuple[AppliedPatch, ...]]:
@@ -119,13 +118,9 @@ def pack_overlay(
         patches=tuple(patch for patch in tree.patches if patch in used),
         local=tuple(patch for patch in tree.local if patch in used),
     )
-    record = record_json(repacked_record(plan, applied, official, replaced)).encode()
-    with publish_directory(directory) as staging:
-        write_record(staging / "plan.json", plan)
-        packed = repack(official[1], local_version(plan.version, plan.digest), replaced, {"sm120kit.json": record}, staging)
-        artifacts = Artifacts(plan.digest, artifact_of(packed, staging), modules=(), kernels=0, left_out=plan.left_out)
-        write_record(staging / "artifacts.json", artifacts)
-    return artifacts
+    added = {"sm120kit.json": record_json(repacked_record(plan, applied, official, replaced)).encode()}
+    version = local_version(plan.version, plan.digest)
+    return publish(plan, directory, lambda out: repack(official[1], version, replaced, added, out), {}, {})
 
 
 def locked_wheels(target: EngineTarget) -> dict[str, LockedWheel]:
@@ -154,11 +149,9 @@ def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool 
     if not pack:
         return planned
     plan = planned.plan
-    directory, name = workspace.build(plan.engine, plan.digest), f"{recipe.name}-overlay-{plan.digest[:12]}"
-    with workspace.exclusive(name):
-        if artifacts := shared(plan, directory, target.options.remote):
-            push(plan, directory, target.options.remote)
-            return replace(planned, artifacts=artifacts, directory=directory)
+    name = f"{recipe.name}-overlay-{plan.digest[:12]}"
+
+    def make(directory: Path) -> Artifacts:
         (wheel,) = wheelhouse((official,), workspace, target.options.origin)
         reporting.info(f"packing {wheel.name} again, with {', '.join(members)} patched")
         work = workspace.work(name)
@@ -166,5 +159,6 @@ def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool 
         write_record(work / "plan.json", plan)  # `cache --clean` reads from it what the directory belongs to
         artifacts = pack_overlay(plan, tree, (official, wheel), files, directory)
         shutil.rmtree(work)
-    push(plan, directory, target.options.remote)
-    return replace(planned, artifacts=artifacts, directory=directory, ran=True)
+        return artifacts
+
+    return build_once(planned, name, target.options, make)

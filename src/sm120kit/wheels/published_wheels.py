@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from sm120kit.core import reporting
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadRecord, Mismatch
 from sm120kit.core.record_files import read_record, write_record
-from sm120kit.core.temporary import owned_directory
+from sm120kit.core.temporary import owned_directory, publish_directory
 from sm120kit.core.workspace import Workspace, mark_used
+from sm120kit.kernels.cubin.cubin_records import Cubin
 from sm120kit.patches.patch_records import PatchedTree
-from sm120kit.sources.run_options import RemoteCache
-from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan
+from sm120kit.sources.run_options import Options, RemoteCache
+from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, RepackedWheel, WheelBuild
 
 _ORIGIN = "cache.json"
+
+Built = TypeVar("Built", WheelBuild, RepackedWheel)
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,61 @@ def unverified_cache(sha256: str, workspace: Workspace) -> str:
         if same and not (origin := read_record(CacheOrigin, path)).publisher:
             return origin.repository
     return ""
+
+
+def build_once(planned: Built, name: str, options: Options, make: Callable[[Path], Artifacts | None]) -> Built:
+    """A planned build with its artifacts: those of an earlier build, of the remote cache, or what ``make`` publishes.
+
+    ``make`` gets the directory to publish in, and returns None if it stops before; ``name`` is that of its work directory,
+    which one process uses at a time. What was made here is stored in the remote cache.
+
+    Raises:
+        Mismatch: see :func:`published`; and what ``make`` raises.
+    """
+    plan = planned.plan
+    assert plan is not None
+    directory, remote = options.workspace.build(plan.engine, plan.digest), options.remote
+    ran, artifacts = False, published(plan, directory, remote)
+    if artifacts is None:
+        with options.workspace.exclusive(name):
+            artifacts = shared(plan, directory, remote)  # or of a process that this one waited for
+            if ran := artifacts is None:
+                artifacts = make(directory)
+    if artifacts is None:
+        return replace(planned, ran=True)
+    push(plan, directory, remote)
+    return replace(planned, artifacts=artifacts, directory=directory, ran=ran)
+
+
+def publish(
+    plan: BuildPlan,
+    directory: Path,
+    pack: Callable[[Path], Path],
+    libraries: Mapping[str, Path],
+    cubins: Mapping[str, Sequence[Cubin]],
+    logs: Sequence[Path] = (),
+) -> Artifacts:
+    """Publish a wheel with its records in ``directory``, completely or not at all.
+
+    ``pack`` writes the wheel into a directory and returns it; ``libraries`` are those in it, by member, ``cubins`` their device
+    code by module. ``logs`` that exist are kept.
+    """
+    with publish_directory(directory) as staging:
+        write_record(staging / "plan.json", plan)
+        wheel = pack(staging)
+        (staging / "logs").mkdir()
+        for log in filter(Path.is_file, logs):
+            shutil.copyfile(log, staging / "logs" / log.name)
+        artifacts = Artifacts(
+            plan=plan.digest,
+            wheel=artifact_of(wheel, staging),
+            modules=tuple(replace(artifact_of(file, file.parent), path=member) for member, file in sorted(libraries.items())),
+            kernels=sum(len(cubin.kernels) for module in cubins.values() for cubin in module),
+            left_out=plan.left_out,
+        )
+        write_record(staging / "kernels.json", {name: [*files] for name, files in sorted(cubins.items())})
+        write_record(staging / "artifacts.json", artifacts)
+    return artifacts
 
 
 def _origin(directory: Path) -> CacheOrigin | None:

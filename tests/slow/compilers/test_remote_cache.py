@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from sm120kit.core import process
 from sm120kit.core.digests import file_sha256
-from sm120kit.images.remote_cache import CacheAccess, RegistryCache
 
 pytestmark = pytest.mark.skipif(not shutil.which("docker-registry"), reason="not installed: docker-registry")
 
@@ -57,26 +56,6 @@ def test_only_the_first_machine_compiles(team: Team) -> None:
     assert (third, compiled) == (first, False) and "signature not verified; pass `--trust KEY`" in printed
     again, compiled, printed = team.build("third", "--trust", "key.pub")
     assert (again, compiled) == (first, False) and "not signed as --trust requires" in printed
-
-
-def test_plan_in_the_cache_spares_planning(team: Team, tmp_path: Path) -> None:
-    """With a lockfile, the entry of the plan names the build. An entry with the plan of another build is not used."""
-    env = {"SM120KIT_STATE": str(team.directory / "first"), "SM120KIT_DATA": str(team.data)}
-    process.run(["sm120kit", "recipe", "lock", "flashinfer@1.0", "--mirror", team.mirror], env=env)
-    first, compiled, printed = team.build("first", "--cache-push", "--key", "key.pem", "--trust", "key.pub")
-    assert compiled and "pushed plan-" in printed
-    second, compiled, printed = team.build("second", "--trust", "key.pub")
-    assert (second, compiled) == (first, False) and "found plan-" in printed and "found flashinfer-" in printed
-    state = team.directory / "second"
-    assert not (state / "work").exists() and not (state / "cache" / "generated").exists()
-    (plan,) = state.glob("build/flashinfer/*/plan.json")
-    (tag,) = (team.directory / "registry/store").rglob("_manifests/tags/plan-*")
-    shutil.rmtree(tag)
-    (tmp_path / "entry").mkdir()
-    (tmp_path / "entry" / "plan.json").write_text(plan.read_text().replace('"recipe": "flashinfer-1.0"', '"recipe": "other"'))
-    RegistryCache(team.repository, CacheAccess(push=True)).push(tag.name, tmp_path / "entry")
-    third, compiled, printed = team.build("third")
-    assert (third, compiled) == (first, False) and "is the plan of another build" in printed and "found flashinfer-" in printed
 
 
 def test_entries_that_cannot_be_used_are_compiled(team: Team) -> None:
