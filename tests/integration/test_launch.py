@@ -341,7 +341,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "a, model").mkdir()
     (tmp_path / "a, model" / "config.json").write_text("{}")
     (tmp_path / "cache").mkdir()
-    with containers.dockerd(Path(f"/tmp/sm120kit-launch-{os.getpid()}")) as daemon, contextlib.ExitStack() as stack:
+    with containers.dockerd() as daemon, contextlib.ExitStack() as stack:
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
         # A container outlives its daemon: remove the one that a failed test leaves.
         stack.callback(subprocess.run, ["docker", "rm", "--force", "launched"], capture_output=True, check=False)

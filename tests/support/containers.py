@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,6 @@ class Dockerd:
 
     def start(self) -> None:
         """Start the daemon, and wait until it responds."""
-        self.root.mkdir(exist_ok=True)
         (self.root / "d.pid").unlink(missing_ok=True)
         argv = ["dockerd", "--data-root", self.root / "data", "--exec-root", self.root / "exec", "-H", self.socket]
         argv += ["-p", self.root / "d.pid", "--bridge=none", "--iptables=false", "--ip-forward=false", "--log-level", "warn"]
@@ -72,15 +72,15 @@ class Dockerd:
 
 
 @contextlib.contextmanager
-def dockerd(root: Path) -> Iterator[Dockerd]:
-    """A running daemon below ``root``; the directory is removed afterwards."""
-    daemon = Dockerd(root)
-    try:
-        daemon.start()
-        yield daemon
-    finally:
-        daemon.stop()
-        shutil.rmtree(root, ignore_errors=True)
+def dockerd() -> Iterator[Dockerd]:
+    """A running daemon in a directory of its own, whose path is short: that of a socket has at most 104 characters."""
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as root:
+        daemon = Dockerd(Path(root))
+        try:
+            daemon.start()
+            yield daemon
+        finally:
+            daemon.stop()
 
 
 @contextlib.contextmanager

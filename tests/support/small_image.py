@@ -76,8 +76,8 @@ class ImageHost:
 
 
 @pytest.fixture(scope="session")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[containers.Dockerd]:
-    with containers.dockerd(tmp_path_factory.mktemp("d") / "d") as running:
+def daemon() -> Iterator[containers.Dockerd]:
+    with containers.dockerd() as running:
         yield running
 
 

@@ -38,7 +38,7 @@ INIT = f"{SITE}/flashinfer/{{}}"
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageHost]:
     """A state directory and a daemon of these tests' own: the checked image gets a tag there."""
     directory = tmp_path_factory.mktemp("host")
-    with containers.dockerd(tmp_path_factory.mktemp("d") / "d") as running:
+    with containers.dockerd() as running:
         yield ImageHost(directory / "state", data_root(), running.socket, directory)
 
 

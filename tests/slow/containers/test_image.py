@@ -142,7 +142,7 @@ def test_publish_never_moves_a_tag(image_host: ImageHost, verified: str, publish
 def fresh(image_host: ImageHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageHost]:
     """Another host with the index only."""
     root = tmp_path_factory.mktemp("f")
-    with containers.dockerd(root / "d") as running:
+    with containers.dockerd() as running:
         yield ImageHost(root / "state", image_host.data, running.socket, image_host.directory)
 
 

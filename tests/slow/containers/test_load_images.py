@@ -34,7 +34,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The client of a daemon, which ``DOCKER_HOST`` names."""
     import docker
 
-    with containers.dockerd(Path(f"/tmp/sm120kit-loading-{os.getpid()}")) as daemon:
+    with containers.dockerd() as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
         yield docker.DockerClient(base_url=daemon.socket)
 

@@ -109,7 +109,7 @@ def test_launch_a_model_in_a_container(model: Path, tmp_path: Path, monkeypatch:
     environment = QUIET | {"PORT": str(port), "HF_HOME": "/root/.cache/huggingface"}
     configuration = configurations.load(NAME).model_copy(update={"arguments": (), "environment": environment})
     engine = recipes.load_engine("vllm-0.19.1").model_copy(update={"serve": ("/bin/sh", "-c", SERVE, "sh")})
-    with containers.dockerd(Path(f"/tmp/sm120kit-model-{os.getpid()}")) as daemon:
+    with containers.dockerd() as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
         image = empty_image(tmp_path)
         placement = serving.Placement([(0, "a GPU")], port, Workspace(tmp_path / "state"))

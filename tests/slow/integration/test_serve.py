@@ -153,7 +153,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", stub], check=True)
     with (
         model_hub(MODEL, tiny_model(tmp_path / "made"), TOKEN) as hub,
-        containers.dockerd(Path(f"/tmp/sm120kit-serve-{os.getpid()}")) as daemon,
+        containers.dockerd() as daemon,
     ):
         monkeypatch.setenv("DOCKER_HOST", daemon.socket)
         add_image(tmp_path, state)
