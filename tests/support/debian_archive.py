@@ -7,6 +7,7 @@ import io
 import lzma
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,10 +61,11 @@ def package(directory: Path, name: str, members: Sequence[tuple[tarfile.TarInfo,
 
 
 class Signer:
-    """An OpenPGP key in a home directory of gpg's own."""
+    """An OpenPGP key in a home directory of gpg's own, whose path is short: that of a socket has at most 107 characters."""
 
-    def __init__(self, home: Path) -> None:
-        home.mkdir(mode=0o700)
+    def __init__(self) -> None:
+        self._home = tempfile.TemporaryDirectory(dir="/tmp")
+        home = Path(self._home.name)
         self._gpg = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--yes"]
         self._run("--passphrase", "", "--quick-generate-key", "Test <t@example.org>", "ed25519", "sign", "never")
         self.keyring = home / "keys.gpg"

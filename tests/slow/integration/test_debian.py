@@ -33,8 +33,8 @@ PACKAGES = {
 
 
 @pytest.fixture(scope="module")
-def signer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
-    return Signer(tmp_path_factory.mktemp("keys") / "gpg")
+def signer() -> Signer:
+    return Signer()
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,9 @@ def test_unresolvable(
         resolve(workspace, origin, *names)
 
 
-def test_signature_of_another_key_is_refused(workspace: Workspace, origin: Origin, tmp_path: Path) -> None:
-    other = dataclasses.replace(origin.debian, keyring=Signer(tmp_path / "gpg").keyring)
+def test_signature_of_another_key_is_refused(workspace: Workspace, origin: Origin) -> None:
+    signer = Signer()
+    other = dataclasses.replace(origin.debian, keyring=signer.keyring)
     with pytest.raises(errors.NotTrusted, match=r"NO_PUBKEY|couldn't be verified"):
         resolve(workspace, Origin(debian=other))
 
