@@ -1,4 +1,4 @@
-"""The checks of a small image have the same results in a user namespace, and under bubblewrap; images of a daemon are read.
+"""The checks of a small image have the same results in a user namespace and under bubblewrap.
 
 The image has Debian's Python, a few real wheels, and a FlashInfer without modules.
 """
@@ -15,11 +15,10 @@ from typing import Any
 import containers
 import pytest
 import small_flashinfer
-from small_image import ImageHost, import_base, tampered
+from small_image import ImageHost, import_base
 
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import NotFound
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _assembly, _existing_base
 from sm120kit.images import image_inputs as contexts
@@ -84,35 +83,3 @@ main()
     assert [report["facts"].pop("runtime") for report in (first, second)] == ["unshare", "bubblewrap"]
     assert results(first) == results(second) and first["facts"] == second["facts"]
     assert host.names() == {first["verified"]["reference"]}
-
-
-FAULTS = (
-    ("files", f"echo '# changed' >> {SITE}/tqdm/utils.py"),
-    ("owners", f"chown 1000 {SITE}/markupsafe"),
-    ("bytecode", f"cp {SITE}/idna/__pycache__/core.cpython-311.pyc {SITE}/idna/__pycache__/codec.cpython-311.pyc"),
-    ("no_toolchain", "cp /bin/true /usr/bin/gcc"),
-    ("no_secrets", "echo x > /etc/pip.conf"),
-    ("versions", f"rm -r {SITE}/idna-*.dist-info"),
-    ("import", f"rm {INIT.format('__pycache__/__init__.*')} && echo 'raise ValueError' >> {INIT.format('__init__.py')}"),
-    ("user", "chown 0 /home/sm120kit"),
-)
-
-
-def test_faults_of_an_image_of_the_daemon_are_detected(host: ImageHost, image: str) -> None:
-    """The layer with the faults removes files of lower layers."""
-    host.run("image", "load", image)
-    before = host.names()
-    changed = tampered(host, image, " && ".join(command for _, command in FAULTS))
-    report = json.loads(host.run("verify", "image", changed, "--json", code=1).stdout)
-    failed = {name.partition("/")[2] for name, (verdict, _) in results(report).items() if verdict == "failed"}
-    assert {name for name, _ in FAULTS} <= failed and report["verified"] is None
-    assert host.names() == before
-    host.client.images.remove(changed, noprune=True)
-
-
-def test_image_that_is_nowhere_or_not_of_sm120kit(host: ImageHost, image: str) -> None:
-    assert "not built by sm120kit" in host.run("verify", "image", "base:test", code=21).stderr
-    absent = ImageHost(host.state, host.data, f"unix://{host.directory}/absent", host.directory)
-    done = absent.run("verify", "image", "python:absent", code=NotFound.exit_code)
-    assert "state directory has no image python:absent" in done.stderr
-    assert not [*(host.state / "scratch").iterdir()]

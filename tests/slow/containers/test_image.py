@@ -5,6 +5,8 @@ The image is that of ``small_image.py``. The tests run in order: each continues 
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import shutil
 import threading
@@ -14,6 +16,7 @@ from typing import Any
 
 import containers
 import pytest
+from packaging.utils import canonicalize_name
 from small_image import CLOSURE, ImageHost, tampered
 
 from sm120kit.core.errors import DaemonUnreachable, NotFound, NotVerified
@@ -130,12 +133,40 @@ def test_published_image_is_listed_by_digest(image_host: ImageHost, verified: st
     assert "yes" in image_host.run("pull", "--check").stdout
 
 
-def test_publish_never_moves_a_tag(image_host: ImageHost, verified: str, published: dict[str, Any]) -> None:
-    other = published["repository"] + "-other"
-    image_host.client.api.tag("base:test", other, published["tag"])
-    image_host.client.api.push(other, tag=published["tag"])
-    assert "tags are never moved" in image_host.run("publish", verified, other, "--index", "other.json", code=13).stderr
-    assert not (image_host.directory / "other.json").exists()
+def document(host: ImageHost, entry: dict[str, Any], kind: str) -> dict[str, Any]:
+    return dict(json.loads((host.directory / entry["attested"][kind]["path"]).read_text()))
+
+
+def test_sbom_lists_the_distributions_of_the_container(image_host: ImageHost, published: dict[str, Any], image: str) -> None:
+    code = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions(path=[p])]))"
+    code = f"import sysconfig; p = sysconfig.get_path('purelib'); {code}"
+    output = image_host.client.containers.run(image, ["python3", "-c", code], network_mode="none", remove=True)
+    installed = {(canonicalize_name(name), version) for name, version in json.loads(output)}
+    parts = document(image_host, published, "sbom")["components"]
+    wheels = {(part["name"], part["version"]): part for part in parts if part["type"] == "library"}
+    assert installed == set(wheels)
+    locked = {wheel["name"]: wheel["sha256"] for wheel in json.loads(CLOSURE.read_text())["wheels"]}
+    hashes = {name: part["hashes"][0]["content"] for (name, _), part in wheels.items()}
+    assert locked == {name: sha256 for name, sha256 in hashes.items() if name != "flashinfer-python"}
+
+
+def test_pedigree_and_provenance_contain_the_patches(image_host: ImageHost, published: dict[str, Any]) -> None:
+    labels = published["verified"]["image"]["labels"]
+    parts = document(image_host, published, "sbom")["components"]
+    (ours,) = (part for part in parts if part["name"] == "flashinfer-python")
+    (cutlass,) = ours["components"]
+    applied = {f"patches/{patch.partition('@')[0]}.patch" for patch in labels["sm120kit.patches"].split(",")}
+    patches = [*ours["pedigree"]["patches"], *cutlass["pedigree"]["patches"]]
+    assert {patch["diff"]["url"] for patch in patches} == applied
+    definition = document(image_host, published, "statement")["predicate"]["buildDefinition"]
+    dependencies = definition["resolvedDependencies"]
+    inputs = {entry["name"]: entry["digest"]["sha256"] for entry in dependencies if "sha256" in entry["digest"]}
+    for patch in patches:
+        text = base64.b64decode(patch["diff"]["text"]["content"])
+        assert text == (image_host.data / patch["diff"]["url"]).read_bytes()
+        assert inputs[patch["diff"]["url"]] == hashlib.sha256(text).hexdigest()
+    assert definition["externalParameters"]["buildId"] == labels["sm120kit.build-id"]
+    assert definition["externalParameters"]["kernels"][0]["groups"] == ["tiny"]
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,7 @@ def test_without_namespaces_the_error_names_each_reason(store: LocalImages, monk
     with pytest.raises(RequirementMissing) as error:
         store.run(image.id, ["true"], {})
     assert "Operation not permitted" in error.value.message and "no-such-bwrap" in error.value.message
-    assert "daemon" in error.value.hint and error.value.exit_code == 40
+    assert "--security-opt" in error.value.hint and error.value.exit_code == 40
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")

@@ -42,12 +42,11 @@ import layout_images
 import mutation
 import small_engine
 import sweep
-import typer
 
 from sm12x_lab.ptx import syntax
-from sm120kit import cli
 from sm120kit.bench import dataset, foreign_results, metrics, result_file, sse, workload
-from sm120kit.cli import config_file
+from sm120kit.cli import commands, config_file
+from sm120kit.cli.tree import Group
 from sm120kit.core import retry
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.core.record_files import read_record, record_json
@@ -169,7 +168,7 @@ def parse_sdist(content: bytes, name: str, directory: Path) -> None:
     """An sdist, compressed or not, as git imports it."""
     path = directory / name
     path.write_bytes(content if content[:2] == b"\x1f\x8b" or len(content) % 3 == 0 else gzip.compress(content, 1))
-    drained(_archive._stream(SdistPin("p", "pkg", "1.0", "0" * 64), path, "r", _archive._sdist_members(path, None)))
+    drained(_archive._stream(SdistPin("p", "pkg", "1.0", "0" * 64), path, "r", _archive._sdist_members(path)))
 
 
 def parse_deb(content: bytes, name: str, directory: Path) -> None:
@@ -380,7 +379,7 @@ def parse_settings(content: bytes, name: str, directory: Path) -> None:
     """The user's configuration file."""
     (directory / name).write_bytes(content)
     with mock.patch.dict(os.environ, {config_file.VARIABLE: str(directory / name)}):
-        config_file.values(COMMANDS, COMMANDS.commands["build"])
+        config_file.values(("build",), BUILD.settable(), {*commands.COMMANDS.commands})
 
 
 def parse_credentials(content: bytes, name: str, directory: Path) -> None:
@@ -462,9 +461,7 @@ def compressed() -> dict[str, bytes]:
 
 
 CONTROL = lzma.compress(debian_archive.tar([debian_archive.member("./control", debian_archive.control("pkg").encode())]))
-COMMANDS: Any = typer.main.get_command(cli.app)
-for group in COMMANDS.commands.values():  # which are imported when they are looked up
-    dict(getattr(group, "commands", {}))
+BUILD: Any = Group(branch=commands.COMMANDS, path=()).get_command(None, "build")
 PTX = b"""\
 .version 9.0
 .target sm_120a

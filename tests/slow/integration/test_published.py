@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import httpx2
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from layout_images import RECIPE, VERSION, Host, add_image, labels
 
-from sm120kit.core.errors import AlreadyExists, NotAttested, NotFound, NotTrusted, NotVerified
+from sm120kit.core.errors import AlreadyExists, BadInput, NotAttested, NotFound, NotTrusted, NotVerified
+from sm120kit.images.oci import MANIFEST
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not shutil.which("docker-registry"), reason="not installed: docker-registry")
 
 
@@ -129,3 +136,38 @@ def test_one_name_for_two_machines(publisher: Host, user: Host, address: str, ke
     again = publisher.run("publish", names["amd64"], repository, "--json")
     assert json.loads(again.stdout)["multiarch"] == name, "it follows from the images"
     assert "has no image" in user.run("pull", f"{RECIPE}-spark", "--platform", "linux/amd64", code=NotFound.exit_code).stderr
+
+
+def test_signed_statement_is_about_the_manifest_in_the_registry(names: tuple[str, str], address: str, tmp_path: Path) -> None:
+    (entry,) = json.loads((tmp_path / "new.json").read_text())["images"]
+    envelope = json.loads((tmp_path / entry["attested"]["statement"]["path"]).read_text())
+    (subject,) = json.loads(base64.b64decode(envelope["payload"]))["subject"]
+    answer = httpx2.get(f"http://{address}/v2/sm120kit/vllm/manifests/{entry['tag']}", headers={"Accept": MANIFEST})
+    digest = hashlib.sha256(answer.content).hexdigest()
+    assert subject == {"name": entry["repository"], "digest": {"sha256": digest}} and entry["digest"] == f"sha256:{digest}"
+
+
+@pytest.mark.parametrize("key", ["absent.pem", "key.pub"])
+def test_unusable_key_is_refused_before_a_push(publisher: Host, names: tuple[str, str], address: str, key: str) -> None:
+    command = ("publish", names[0], f"{address}/never", "--index", "never.json", "--key", key)
+    assert key in publisher.run(*command, code=BadInput.exit_code).stderr
+    assert httpx2.get(f"http://{address}/v2/_catalog").json() == {"repositories": ["sm120kit/vllm"]}
+
+
+def test_script_of_ci_publishes_a_checked_image_only(publisher: Host, address: str, tmp_path: Path) -> None:
+    _, name = add_image(publisher.workspace, (1,))
+    program = tmp_path / "bin" / "sm120kit"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sm120kit "$@" --state {publisher.state}\n')
+    program.chmod(0o755)
+    env = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "DOCKER_HOST": "unix:///nonexistent"}
+
+    def publish(image: str, index: str) -> int:
+        argv = [ROOT / "ci" / "publish.sh", image, f"{address}/ci/vllm", index]
+        return subprocess.run(argv, env=env, cwd=tmp_path).returncode
+
+    assert publish(name, "index/images.json") == 0
+    (entry,) = json.loads((tmp_path / "index" / "images.json").read_text())["images"]
+    assert entry["tag"] == name.rpartition(":")[2]
+    assert publish("sm120kit/vllm:unchecked", "other/images.json") != 0
+    assert not (tmp_path / "other").exists()
