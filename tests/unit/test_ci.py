@@ -30,16 +30,6 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
         yield from job["steps"]
 
 
-def test_workflows_and_scripts_exist() -> None:
-    assert {path.name for path in WORKFLOWS} == {
-        "docs.yml",
-        "images.yml",
-        "release.yml",
-        "tests.yml",
-        "update.yml",
-    } and len(SCRIPTS) >= 5
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned_by_commit(path: Path) -> None:
     used = [step["uses"] for step in steps(path) if "uses" in step]
@@ -211,14 +201,3 @@ def test_images_of_workflow_have_a_base() -> None:
     images = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yml").read_text())["jobs"]["image"]
     for entry in images["strategy"]["matrix"]["include"]:
         assert recipes.load_engine(entry["recipe"]).base, entry
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.name)
-def test_issue_forms_are_well_formed(path: Path) -> None:
-    form = yaml.safe_load(path.read_text())
-    assert set(form) == {"name", "description", "labels", "body"}
-    for field in form["body"]:
-        assert set(field) == {"type", "id", "attributes", "validations"}
-        assert field["type"] in ("input", "textarea") and field["attributes"]["label"]
-        assert field["validations"]["required"] in (True, False)
-    assert len({field["id"] for field in form["body"]}) == len(form["body"])

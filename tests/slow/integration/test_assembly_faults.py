@@ -1,25 +1,20 @@
-"""Assembly of images that is killed, runs twice at once, or has no space left."""
+"""Assembly of images that runs twice at once, or has no space left. Kills: tests/integration/test_killed_patch_build.py."""
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import signal
 import subprocess
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from small_assembly import SmallImage
 
 from sm120kit.core.errors import ResourceUnavailable
-from sm120kit.images import _assembly, oci
+from sm120kit.images import _assembly
 from sm120kit.images.image_records import Image
-from sm120kit.images.oci import BlobWriter
 
 
 def assembled(directory: Path) -> Image:
@@ -43,58 +38,6 @@ def forked(work: Callable[[], object]) -> int:
 
 def exit_code(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-@contextmanager
-def events(monkeypatch: pytest.MonkeyPatch, at: Callable[[int], None]) -> Iterator[None]:
-    """Call ``at`` with a count before each write of a blob, each rename of one, and each write of a record or index."""
-    count = 0
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            at(count)
-            return function(*args, **kwargs)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BlobWriter, "write", counted(BlobWriter.write))
-        patch.setattr(BlobWriter, "commit", counted(BlobWriter.commit))
-        patch.setattr(_assembly, "write_record", counted(_assembly.write_record))
-        patch.setattr(oci, "write_atomic", counted(oci.write_atomic))
-        yield
-
-
-def test_killed_anywhere_and_repeated_gives_the_same_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed runs one after the other on the same state: what each left is continued."""
-    (tmp_path / "whole").mkdir()
-    total = 0
-
-    def remember(count: int) -> None:
-        nonlocal total
-        total = count
-
-    with events(monkeypatch, remember):
-        whole = assembled(tmp_path / "whole")
-    points = random.Random(14).sample(range(1, total), 24)
-    continued = tmp_path / "continued"
-    continued.mkdir()
-    for number, point in enumerate(points):
-
-        def kill(count: int, point: int = point) -> None:
-            if count >= point:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        directory = tmp_path / f"killed-{point}"
-        directory.mkdir()
-        with events(monkeypatch, kill):
-            assert exit_code(forked(lambda directory=directory: assembled(directory))) == -signal.SIGKILL
-            exit_code(forked(lambda: assembled(continued)))  # later runs have less to do, and may succeed
-        if number % 3 == 0:
-            require_complete(directory, whole)
-    require_complete(continued, whole)
 
 
 def require_complete(directory: Path, expected: Image) -> None:

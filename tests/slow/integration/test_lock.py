@@ -154,10 +154,9 @@ def edit_json(change: Callable[[dict[str, object]], object]) -> Callable[[Site],
 
 CHANGES: dict[str, tuple[Callable[[Site], object], str]] = {
     "recipe": (engine_with('"serve"]', '"serve", "--x"]'), r"recipe\.serve\.--x: not in the lockfile"),
-    "patch": (lambda site: site.patch.write_text(EDITED_PATCH), r"patches\.flashinfer/shout\.sha256"),
-    "patched tree": (
+    "patch": (
         lambda site: site.patch.write_text(EDITED_PATCH),
-        r"sources\.flashinfer\.patched_tree",
+        r"(?s)patches\.flashinfer/shout\.sha256.*sources\.flashinfer\.patched_tree",
     ),
     "header": (lambda site: site.header.write_text("// theirs\n"), r"overrides\.include/sm120kit/ours\.hpp\.sha256"),
     "kernels": (
