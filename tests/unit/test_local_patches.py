@@ -85,6 +85,28 @@ def test_project_is_the_one_with_the_files(path: str, files: dict[str, str] | No
     assert (build.flashinfer.plan != planned(site).flashinfer.plan) == (project in ("flashinfer", "cutlass"))
 
 
+@pytest.mark.parametrize("path", ["vllm/new.py", "csrc/new.cuh"])
+@pytest.mark.parametrize("prefixes", [("/dev/null", "b/"), ("", "")])
+def test_project_of_a_new_file_is_the_one_with_its_directory(path: str, prefixes: tuple[str, str], site: Site) -> None:
+    """With a header of git, or as ``diff -N`` of directories writes it."""
+    old, new = prefixes
+    times = "1970-01-01 00:00:00.000000000 +0000", "2026-01-01 00:00:00.000000000 +0000"
+    names = (old or f"{path}\t{times[0]}", f"{new}{path}" + ("" if new else f"\t{times[1]}"))
+    file = site.root / "new.diff"
+    file.write_text(f"--- {names[0]}\n+++ {names[1]}\n@@ -0,0 +1 @@\n+x = 1\n")
+    project = "vllm" if path.startswith("vllm") else "flashinfer"
+    assert [patch.project for patch in planned(site, file).local] == [project]
+
+
+def test_missing_files_are_those_of_the_nearest_project(site: Site) -> None:
+    both = {LAYERS: KERNEL, "csrc/absent.cu": KERNEL}
+    file = site.root / "two.diff"
+    file.write_bytes(site.patches.diff(both, {name: changed(text, 5, "5\n") for name, text in both.items()}, ""))
+    with pytest.raises(BadInput) as error:
+        planned(site, file)
+    assert error.value.message.splitlines()[1:] == ["vllm:", "  csrc/absent.cu does not exist"]
+
+
 def test_plain_diff_without_directories(site: Site) -> None:
     """As ``diff -u other.py.orig other.py`` in the directory of the package."""
     lines = site.diff("mine.diff", "vllm/other.py", 20).read_text().splitlines(keepends=True)

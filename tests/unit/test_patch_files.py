@@ -175,7 +175,7 @@ def test_a_merge_and_no_repository_are_refused(tmp_path: Path) -> None:
 
 
 def test_paths_of_the_whole_tree_and_of_another_one(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
-    """A file below 3rdparty/cutlass is one of CUTLASS; --strip removes the directories of another tree."""
+    """A file below 3rdparty/cutlass is one of CUTLASS; the directories of another tree are removed, as by --strip."""
     whole = Upstream(tmp_path / "whole", {BUILDER: KERNEL, LAUNCHER: KERNEL})
     whole.commit({BUILDER: CHANGED}, "builder: in the tree")
     (tmp_path / "x.patch").write_bytes(whole.output("format-patch", "-1", "--stdout"))
@@ -184,9 +184,9 @@ def test_paths_of_the_whole_tree_and_of_another_one(patch_dir: PatchDirectory, t
     other.commit({"deep/er/csrc/launcher.cu": CHANGED}, "launcher: deeper")
     (tmp_path / "y.patch").write_bytes(other.output("format-patch", "-1", "--stdout"))
     with pytest.raises(BadInput, match=r"deep/er/csrc/launcher\.cu does not exist") as error:
-        imported(tree, patch_dir.root, tmp_path / "y.patch")
+        imported(tree, patch_dir.root, tmp_path / "y.patch", strip=1)
     assert "--strip" in error.value.hint
-    patch, _ = imported(tree, patch_dir.root, tmp_path / "y.patch", strip=3)
+    patch, _ = imported(tree, patch_dir.root, tmp_path / "y.patch")
     assert [file.path for file in patch.files] == ["csrc/launcher.cu"]
     with pytest.raises(BadInput, match="lacks filename information when removing 5"):
         imported(tree, patch_dir.root, tmp_path / "y.patch", strip=5)
@@ -232,9 +232,10 @@ def refused_files(tmp_path: Path) -> dict[str, tuple[bytes, str]]:
     return {
         "binary": (diff + b"diff --git a/b b/b\nindex 1..2 100644\nGIT binary patch\n", "binary file"),
         "cut": (diff[:-30], "corrupt patch at line"),
-        "link": (created(b"l", b"120000"), "not a plain file"),
+        "link": (created(b"csrc/l", b"120000"), "not a plain file"),
         "git": (created(b".git/x"), "belongs to git"),
         "up": (created(b"../x"), "leaves the project's tree"),
+        "no context": (b"--- a/csrc/launcher.cu\n+++ b/csrc/launcher.cu\n@@ -4,0 +5 @@\n+x\n", "without context"),
         "absent": (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "x does not exist"),
         "empty": (b"", "contains no diff"),
         "noise": (bytes(range(256)) * 40, "contains no diff"),
@@ -263,6 +264,10 @@ VARIANTS = {
     "no prefix": lambda diff: diff[diff.index(b"--- ") :].replace(b"--- a/", b"--- ").replace(b"+++ b/", b"+++ "),
     "Subversion": lambda diff: b"Index: x\n" + b"=" * 67 + b"\n" + diff[diff.index(b"--- ") :],
     "times": lambda diff: diff[diff.index(b"--- ") :].replace(b".inl\n", b".inl\t2026-01-01 00:00:00 +0000\n"),
+    "installation": lambda diff: diff[diff.index(b"--- ") :].replace(b"a/", b"/usr/lib/p/").replace(b"b/", b"/usr/lib/p/"),
+    "Windows": lambda diff: diff.replace(b"\n", b"\r\n"),
+    "indented": lambda diff: b"Try\n\n" + b"".join(b"    " + line for line in diff.splitlines(keepends=True)),
+    "no last newline": lambda diff: diff.removesuffix(b"\n"),
     "text behind it": lambda diff: diff + b"\nand more\n",
     "other lines": lambda diff: diff.replace(b"@@ -17,7 +17,7 @@", b"@@ -12,7 +12,7 @@"),
     "less context": lambda diff: (

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 _BY_HAND = "apply it by hand in a directory of `sm120kit patch edit`, commit, and use `sm120kit patch export`"
 _OPTIONS = "--project names the project, --strip N and --directory DIR change the paths, --recipe chooses the version"
 _CHANGED = re.compile(rb"^--- (?!/dev/null)", re.MULTILINE)
+_WITHOUT_CONTEXT = re.compile(rb"^@@ -[1-9]\d*,0 \+", re.MULTILINE)
 _CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
+_NAMED = re.compile(rb"^(?:---|\+\+\+) ([^\t\n]+)", re.MULTILINE)
 _RENAMED = re.compile(r"^rename to (.*)$", re.MULTILINE)
 
 
@@ -64,12 +66,16 @@ class Imported:
 
 @dataclass(frozen=True)
 class Place:
-    """The files of a diff in a tree: it applies with ``strip`` below ``directory``, without the files ``left_out``."""
+    """The files of a diff in a tree: it applies with ``strip`` below ``directory``, without the files ``left_out``.
+
+    ``known``: the tree has the directories of all files that it creates.
+    """
 
     project: TreeProject
     strip: int
     directory: str
     left_out: tuple[str, ...]
+    known: bool
 
     @property
     def arguments(self) -> list[str]:
@@ -251,6 +257,8 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[l
     Raises:
         BadInput: git does not accept it, or a path is not allowed in a patch.
     """
+    if _WITHOUT_CONTEXT.search(foreign.diff):
+        raise BadInput(f"{foreign.file}: a hunk adds lines without context", "make it with context: git diff -U3, or diff -u")
     arguments = ("apply", f"-p{strip}")
     listed = repository.git(*arguments, "--numstat", "-z", "-", stdin=foreign.diff, check=False)
     if listed.returncode != 0:
@@ -287,14 +295,15 @@ def _beside(foreign: ForeignPatch) -> bool:
 def guessed_place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: ImportTarget) -> Place:
     """Where the files of a diff are, see :func:`place_of`; without options, also where the directory of a package differs.
 
-    Paths may be relative to the package, or have the directory of the package in the project's repository above them:
-    ``python/sglang/...``. That new files could be there is no reason to put them there.
+    Paths may be relative to the package, or have directories above those of the tree: ``python/sglang/...``, or those of an
+    installation. That new files could be there is no reason to put them there.
     """
     if target.strip is not None or target.directory or not _CHANGED.search(foreign.diff):
         return place_of(foreign, tree, above, target)
-    guesses = (target, replace(target, directory=tree.checkout.pin.project), replace(target, strip=2))
+    deepest = max(path.count(b"/") for path in _NAMED.findall(foreign.diff))
+    stripped = (replace(target, strip=strip) for strip in range(2, deepest))
     problems = []
-    for guess in guesses:
+    for guess in (target, replace(target, directory=tree.checkout.pin.project), *stripped):
         try:
             return place_of(foreign, tree, above, guess)
         except BadInput as error:
@@ -312,8 +321,9 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
     if target.project and target.project not in names:
         raise NotFound(f"no project {target.project} in the source of this recipe", f"projects: {', '.join(names)}")
     existing = set(repository.paths(above))
-    refused: list[str] = []
+    refused: list[list[str]] = []
     unread: list[BadInput] = []
+    found: list[Place] = []
     for strip in (1, 0) if target.strip is None else (target.strip,):
         try:
             paths, created = _files(foreign, repository, strip)
@@ -321,25 +331,30 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
         except BadInput as error:
             unread.append(error)
             continue
-        found = dict[Place, bool]()
         for prefix in dict.fromkeys(project.prefix for project in projects):
             directory = prefix + (f"{target.directory.strip('/')}/" if target.directory else "")
             place, wrong = _fit(foreign, (named, created), directory, existing, projects)
-            refused += wrong
             if place and target.project in ("", place.project.project):
-                found[replace(place, strip=strip)] = _in_known_directories(created, place, existing)
-        usable = [place for place, known in found.items() if known] or [*found]
-        if len(usable) == 1:
-            return usable[0]
-        if usable:
-            raise BadInput(
-                f"the files of {foreign.file} can be those of {' or '.join(sorted({p.project.project for p in usable}))}",
-                _OPTIONS,
-            )
+                found.append(replace(place, strip=strip))
+            elif wrong:
+                refused.append(wrong)
+    if found:
+        return _only(foreign, found)
     if unread and not refused:
         raise unread[0]
-    problems = sorted(set(refused)) or [f"its files are not those of {target.project}"]
-    raise BadInput("\n".join([f"{foreign.file} is not for this source:", *(f"  {text}" for text in problems)]), _OPTIONS)
+    nearest = min(refused, key=len) if refused else [f"its files are not those of {target.project}"]
+    problems = (f"  {text}" for text in sorted(nearest))
+    raise BadInput("\n".join([f"{foreign.file} is not for this source:", *problems]), _OPTIONS)
+
+
+def _only(foreign: ForeignPatch, found: Sequence[Place]) -> Place:
+    """The place whose directories exist, of those that strip the same number of directories, the first number first."""
+    best = next((place for place in found if place.known), found[0])
+    usable = [place for place in found if (place.known, place.strip) == (best.known, best.strip)]
+    if len(usable) == 1:
+        return best
+    names = " or ".join(sorted({place.project.project for place in usable}))
+    raise BadInput(f"the files of {foreign.file} can be those of {names}", _OPTIONS)
 
 
 def _fit(
@@ -367,10 +382,7 @@ def _fit(
     if len(owners) > 1:
         both = " and ".join(sorted(owner.project for owner in owners))
         raise BadInput(f"{foreign.file} changes files of {both}", "one patch is of one project: split it")
-    return Place(owners.pop(), 1, directory, left_out), []
-
-
-def _in_known_directories(created: set[str], place: Place, existing: set[str]) -> bool:
-    """Whether all directories of new files exist."""
     directories = {path.rpartition("/")[0] for path in existing}
-    return all((place.directory + path).rpartition("/")[0] in directories for path in created if path not in place.left_out)
+    files = [path for path in kept if path in created]
+    known = all("/" in path and (directory + path).rpartition("/")[0] in directories for path in files)
+    return Place(owners.pop(), 1, directory, left_out, known), []

@@ -99,20 +99,23 @@ def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place
         BadInput: no tree has them, or several have.
     """
     places: dict[int, Place] = {}
-    problems: list[str] = []
+    problems: dict[int, list[str]] = {}
     for number, tree in enumerate(trees):
         try:
             places[number] = guessed_place(patch, tree, tree.tree, ImportTarget())
         except BadInput as error:
             lines = error.message.splitlines()
-            problems += [tree.checkout.pin.project + ":", *(lines[1:] or [f"  {lines[0]}"])]
-    if len(places) == 1:
-        return next(iter(places.items()))
-    if places:
-        names = " and ".join(place.project.project for place in places.values())
+            problems[number] = [tree.checkout.pin.project + ":", *(lines[1:] or [f"  {lines[0]}"])]
+    usable = {number: place for number, place in places.items() if place.known} or places
+    if len(usable) == 1:
+        return next(iter(usable.items()))
+    if usable:
+        names = " and ".join(place.project.project for place in usable.values())
         raise BadInput(f"{patch.file} has files of {names}", "give its paths from the root of the project's repository")
+    fewest = min(map(len, problems.values()))
+    nearest = (line for lines in problems.values() if len(lines) == fewest for line in lines)
     raise BadInput(
-        "\n".join([f"{patch.file} is for no project of this recipe", *problems]),
+        "\n".join([f"{patch.file} is for no project of this recipe", *nearest]),
         "of an engine, Python files of its wheel can be patched; split a patch of several projects",
     )
 

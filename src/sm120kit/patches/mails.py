@@ -24,6 +24,8 @@ MAX_PATCHES = 200
 _DIFF = re.compile(rb"^(?:diff --git |Index: |--- [^\n]+\n\+\+\+ )", re.MULTILINE)
 """Where a diff begins, with a header of git, of Subversion, or without any."""
 
+_WINDOWS = re.compile(rb"^--- [^\n]*\r$", re.MULTILINE)
+_INDENTED = re.compile(rb"^([ \t]+)(?:diff --git |--- [^\n]+\n\1\+\+\+ )", re.MULTILINE)
 _MAIL = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
 _COMMIT = re.compile(rb"^commit [0-9a-f]{7,40}\b[^\n]*\n(?=(?:Merge|Author): )", re.MULTILINE)
 _HEADER = re.compile(rb"(?:From [^\n]*\n)?(?:[A-Za-z-]+: [^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\n)")
@@ -55,13 +57,22 @@ def read_diffs(file: Path) -> tuple[ForeignPatch, ...]:
 
 def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
     """The patches in the content of a file. See :func:`read_diffs`."""
-    parts = list(_split(content))
+    parts = _split(_repaired(content))
     if len(parts) > MAX_PATCHES:
         raise BadInput(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")
     found = [part for part in parts if _DIFF.search(part)]
     if not found:
         raise BadInput(f"{file} contains no diff", "make one with git diff, git format-patch or diff -u")
     return tuple(_read(file, part) for part in found)
+
+
+def _repaired(content: bytes) -> bytes:
+    """The content without what mails, terminals and Windows add to a diff, as GNU patch repairs it."""
+    if _WINDOWS.search(content):
+        content = content.replace(b"\r\n", b"\n")
+    if not _DIFF.search(content) and (indented := _INDENTED.search(content)):
+        content = re.sub(rb"^%s" % re.escape(indented[1]), b"", content, flags=re.MULTILINE)
+    return content if content.endswith(b"\n") else content + b"\n"
 
 
 def _split(content: bytes) -> list[bytes]:
@@ -76,8 +87,7 @@ def _split(content: bytes) -> list[bytes]:
         repository = Repository.init(Path(scratch) / "repository")
         mails = Path(scratch) / "mails"
         mails.mkdir()
-        kept = [] if content.count(b"\r\n") == content.count(b"\n") else ["--keep-cr"]
-        repository.git("mailsplit", *kept, f"-o{mails}", stdin=content)
+        repository.git("mailsplit", "--keep-cr", f"-o{mails}", stdin=content)
         return [mail.read_bytes() for mail in sorted(mails.iterdir())]
 
 
