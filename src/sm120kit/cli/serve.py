@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -215,7 +216,7 @@ class SpannedNodes:
         typer.Option(
             "--nodes",
             metavar="ADDRESS",
-            help="Span machines with these IP addresses, separated by commas; the first serves. With --print or --compose.",
+            help="Span machines with these IP addresses, separated by commas; the first, this one, serves.",
         ),
     ] = ""
     interface: Annotated[
@@ -281,8 +282,8 @@ class PlannedOutput(SpannedNodes):
             if not re.fullmatch(r"[A-Za-z0-9_.-]+(:[0-9]+)?", device):
                 message = f"{device!r} is not an RDMA device, such as rocep1s0f1; `rdma link` lists them with their interfaces"
                 raise typer.BadParameter(message, param_hint="--rdma")
-        if self.kubernetes or not self:
-            message = "each machine runs a command of its own: add --print or --compose DIR, without --kubernetes"
+        if self.kubernetes:
+            message = "each machine runs a container of its own: without --kubernetes"
             raise typer.BadParameter(message, param_hint="--nodes")
         if self.compose not in ("", "-") and Path(self.compose).is_file():
             raise typer.BadParameter(f"{self.compose} is a file; with --nodes, name a directory", param_hint="--compose")
@@ -436,6 +437,8 @@ def serve_(
         reporting.warn(f"the machines differ: {difference}")
     if not planned:
         launch.require_daemon(every[0], workspace)
+        if len(nodes) > 1:
+            launch.require_machines(every[0], drop_caches=server.drop_caches)
 
     def check(facts: Checkpoint) -> None:
         for resolved in every:
@@ -475,10 +478,14 @@ def serve_(
         options = launch.LaunchOptions(
             workspace, server.wait, console.info, progress, _verify_answer if server.verify else _show_answer
         )
-        if not server.foreground:
-            launch.start(prepared, options)
-            return
-        run = launch.run(prepared, options)
+        with ExitStack() as machines:
+            if len(nodes) > 1:
+                kept = not server.foreground
+                prepared, options = machines.enter_context(launch.with_machines(launches, options, kept=kept))
+            if not server.foreground:
+                launch.start(prepared, options)
+                return
+            run = launch.run(prepared, options)
     console.info(f"stopped after {run.seconds} s")
 
 

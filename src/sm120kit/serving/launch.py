@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -40,6 +41,7 @@ from sm120kit.serving import (
     allreduce,
     answer,
     checkpoint,
+    remote_nodes,
     server_containers,
     unified_memory,
 )
@@ -47,6 +49,7 @@ from sm120kit.serving._container import IMAGE_USER
 from sm120kit.serving._render import PATIENCE_SECONDS
 from sm120kit.serving.answer import Answer
 from sm120kit.serving.checkpoint import Checkpoint
+from sm120kit.serving.remote_nodes import RemoteMachine
 from sm120kit.serving.resolve import NO_IMAGE, ResolvedLaunch, require_port
 
 STARTS = "the start of a server"
@@ -182,6 +185,57 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
     service = prepared.service
     options.report(f"serving {prepared.configuration.model.repository} at {service.url}; sm120kit stop {service.name} stops it")
     return record.run
+
+
+def require_machines(resolved: ResolvedLaunch, *, drop_caches: bool = False) -> None:
+    """Require the machines that a server spans, before its model is downloaded: this one first, the others over ssh.
+
+    Raises:
+        Sm120kitError: see :func:`remote_nodes.require_first`, :meth:`RemoteMachine.require` and :func:`serving.check_fit`.
+    """
+    node = resolved.location.node
+    assert node is not None
+    remote_nodes.require_first(node.addresses)
+    for address in node.addresses[1:]:
+        machine = RemoteMachine(address)
+        machine.require()
+        if drop_caches:
+            machine.drop_page_cache()
+
+
+@contextmanager
+def with_machines(
+    launches: Sequence[PreparedLaunch], options: LaunchOptions, *, kept: bool
+) -> Iterator[tuple[PreparedLaunch, LaunchOptions]]:
+    """The launch on this machine, the first, while the containers of the others run; if they are ``kept``, afterwards, too.
+
+    Image and model are copied to them.
+
+    Raises:
+        Sm120kitError: see :func:`serving.check_fit`, :func:`remote_nodes.copied` and :func:`remote_nodes.running`.
+    """
+    first, others = launches[0], launches[1:]
+    assert first.image is not None and first.service.node is not None
+    if first.published:
+        published.pull(first.published, first.source, options.workspace)
+    layout, mounts, run = Layout(options.workspace.root / "oci"), first.configuration.container.mounts, uuid.uuid4().hex
+    services = []
+    for each in others:
+        assert each.service.node is not None
+        machine = RemoteMachine(each.service.node.address)
+        if each.configuration.hardware.unified:
+            total, available = machine.memory()
+            gpus = [replace(gpu, bytes=total, used=total - available) for gpu in each.fit.gpus]
+            serving.check_fit(each.configuration, each.model, gpus)
+        service = labelled_service(each.service, each.configuration, options.workspace.root, detached=True)
+        labels = {name: value for name, value in service.labels.items() if name != server_containers.RECORD_LABEL}
+        service = replace(each.service, labels=labels)
+        services.append(remote_nodes.copied(machine, service, mounts, layout, first.image.image.id))
+    entries = ",".join(f"{run}@{address}" for address in first.service.node.addresses[1:])
+    labelled = replace(first.service, labels={remote_nodes.NODES_LABEL: entries})
+    with remote_nodes.running(services, run, kept=kept):
+        watching = replace(options, progress=remote_nodes.watched(services, options.progress))
+        yield replace(first, service=labelled), watching
 
 
 def _recorded(prepared: PreparedLaunch, options: LaunchOptions, *, detached: bool = False) -> tuple[PreparedLaunch, RunRecord]:
@@ -420,7 +474,7 @@ def labelled_service(service: Service, configuration: Configuration, record: Pat
         LAUNCHER_LABEL: DETACHED if detached else launcher_label(),
     }
     suffix = service.port if detached else os.getpid()
-    return replace(service, name=f"{service.name}-{suffix}", labels=labels)
+    return replace(service, name=f"{service.name}-{suffix}", labels=service.labels | labels)
 
 
 def serve(

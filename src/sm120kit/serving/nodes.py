@@ -32,7 +32,7 @@ def require_span(configuration: Configuration, engine: EngineRecipe, node: Node 
     if needed != count:
         span = "one machine" if needed == 1 else f"{needed} machines"
         hint = (
-            f"pass {needed} addresses with --nodes, and --print or --compose: each machine runs a command of its own"
+            f"pass {needed} addresses with --nodes, this machine's first"
             if needed > 1
             else "copy it to a file and set hardware.nodes there; sm120kit config list has others"
         )
@@ -75,12 +75,14 @@ def preparation(service: Service, config: str) -> tuple[str, ...]:
     ``config`` is the name or file of the configuration, "" for one that no file has. The container's user differs from the one
     that starts it, so that everybody may write in the directories; the one above them is closed to everybody else.
     """
-    caches = [str(mount.source) for mount in service.mounts if not mount.read_only]
-    lines = [shlex.join(("sm120kit", "doctor", *[config] * bool(config)))]
-    if caches:
-        parent = next(mount.source for mount in service.mounts if not mount.read_only).parents[1]
-        lines += [shlex.join(("install", "-d", "-m", "700", str(parent))), shlex.join(("install", "-d", "-m", "777", *caches))]
-    return tuple(lines)
+    return (shlex.join(("sm120kit", "doctor", *[config] * bool(config))), *cache_directories(service))
+
+
+def cache_directories(service: Service) -> tuple[str, ...]:
+    """Command lines that make the directories of a container's caches."""
+    caches = [mount.source for mount in service.mounts if not mount.read_only]
+    modes = {"700": [caches[0].parents[1]], "777": caches} if caches else {}
+    return tuple(shlex.join(("install", "-d", "-m", mode, *map(str, paths))) for mode, paths in modes.items())
 
 
 def script(service: Service, config: str) -> str:
