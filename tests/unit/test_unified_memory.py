@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core.errors import ResourceUnavailable, SystemRefused
-from sm120kit.recipes import configurations
+from sm120kit.recipes import configurations, load_engine
 from sm120kit.serving import fit, unified_memory
 
 SPARK, GIB = "qwen3.5-122b-int4-1x-dgx-spark", 2**30
@@ -118,6 +118,20 @@ def test_configurations_leave_the_system_alive(configuration: configurations.Con
     memory = (configuration.hardware.memory_gb or 0) * 1e9
     assert share and memory * float(share) + unified_memory.RESERVE <= memory
     assert planned is None or planned.verdict[0] is not False, planned.verdict[1]
+
+
+@pytest.mark.parametrize("configuration", SPARKS, ids=lambda each: each.name)
+def test_configurations_are_planned_and_printed(configuration: configurations.Configuration, tmp_path: Path) -> None:
+    """By what recipes record of their models, without a network: for the images of DGX Spark, one command a machine."""
+    root = synthetic_hosts.build("gb10-ready", tmp_path / "host")
+    machines = [f"192.0.2.{number}" for number in range(configuration.hardware.nodes)]
+    spanned = ["--nodes", ",".join(machines), "--interface", "eth0"] if len(machines) > 1 else []
+    words = ["--root", str(root), "--state", str(tmp_path / "state"), "--offline", "--print", *spanned]
+    result = CliRunner().invoke(app, ["serve", configuration.name, *words])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("docker run ") == result.stdout.count("--memory=") == len(machines)
+    assert f"`sm120kit build {configuration.engine}` builds" in result.stderr and configuration.engine.endswith("-spark")
+    assert load_engine(configuration.engine).machine == "aarch64"
 
 
 def test_page_cache_is_dropped_or_the_reason_is_named(tmp_path: Path) -> None:
