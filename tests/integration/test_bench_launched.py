@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 
 from sm120kit import serving
 from sm120kit.bench import Measurement, compare_results, launched, result_file, workload
+from sm120kit.bench.launched import LaunchedConfiguration
 from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
-from sm120kit.core.errors import BadInput, NotComparable, ServerFailed
+from sm120kit.core.errors import BadInput, NotComparable, NotFound, ServerFailed, SystemRefused
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts.facts import LAUNCHER_LABEL
@@ -90,7 +91,7 @@ class LaunchedServers:
     def measure(self, restarts: int, save: Callable[[Result], None] | None = None) -> Result:
         named = workload.load(str(self.directory / "mine.toml"))
         measurement = Measurement(named, save or self.saved.append)
-        (result,) = launched.measure(self.start, self.configuration, [measurement], restarts)
+        ((result,),) = launched.measure([LaunchedConfiguration(self.start, self.configuration, [measurement])], restarts)
         return result
 
     @property
@@ -130,7 +131,7 @@ def test_several_workloads_are_measured_at_each_start(tmp_path: Path) -> None:
     measurements = [
         Measurement(workload.load(str(tmp_path / name)), servers.saved.append) for name in ("short.toml", "long.toml")
     ]
-    results = launched.measure(servers.start, servers.configuration, measurements, restarts=1)
+    (results,) = launched.measure([LaunchedConfiguration(servers.start, servers.configuration, measurements)], restarts=1)
     assert [result.environment.workload for result in results] == ["short", "long"]
     assert [[case.restart for case in result.cases] for result in results] == [[0, 1], [0, 1]]
     assert all(result.complete for result in results) and servers.starts == 2
@@ -165,6 +166,41 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     for option in (["--served-model-name", "x"], ["--run", "x.json"]):
         refused = CliRunner().invoke(app, ["bench", *arguments, *option])
         assert refused.exit_code == 2 and "applies only to a running server" in refused.output
+
+
+def test_ablation_restarts_with_and_without_the_option_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers, order = LaunchedServers(tmp_path, free_port()), []
+
+    def run(prepared: launch.PreparedLaunch, options: LaunchOptions, work: Callable[[Run], None]) -> None:
+        configuration = prepared.configuration
+        order.append(drafts := configuration.speculation is not None)
+        monkeypatch.setenv("WORD", "tok " if drafts or len(order) > 3 else "kot ")
+        servers.configuration = configuration
+        servers.start(work)
+
+    monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
+    monkeypatch.setattr(resolve, "resolve", lambda configuration, *arguments: configuration)
+    monkeypatch.setattr(launch, "prepare", lambda configuration, *arguments: prepared_launch(configuration, None, None))
+    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.chdir(tmp_path)
+    configuration = "qwen3.8-27b-fp8-1x-rtx-pro-6000"
+    arguments = ["run", configuration, "--model", str(tmp_path), "-w", "mine.toml", "--state", str(tmp_path / "state")]
+    unknown = CliRunner().invoke(app, ["bench", *arguments, "--ablate", "no-speculatoin"])
+    assert isinstance(unknown.exception, NotFound) and "no-speculation" in str(unknown.exception) and not order
+    ran = CliRunner().invoke(app, ["bench", *arguments, "--ablate", "no-speculation", "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert order == [True, False, False, True, True, False], "three starts each, in turn"
+    (effect,) = json.loads(ran.stdout)
+    assert (effect["name"], effect["option"]) == ("no-speculation", "without --speculative-config")
+    gains = {(gain["concurrency"], gain["figure"]): gain for gain in effect["gains"]}
+    assert {1, 2} == {concurrency for concurrency, _ in gains} and len(gains[1, "decode_tok_s"]["having"]) == 3
+    low, high = gains[1, "decode_tok_s"]["interval"]
+    assert low <= gains[1, "decode_tok_s"]["ratio"] <= high
+    assert effect["answers"] == {"changed": 6, "compared": 9, "changed_without": 0, "compared_without": 6, "unknown": ""}
+    without, having = (result_file.read(tmp_path / name) for name in ("result.json", "result.no-speculation.json"))
+    assert without.complete and having.complete and [case.restart for case in having.cases] == [0, 0, 1, 1, 2, 2]
+    again = CliRunner().invoke(app, ["bench", *arguments, "--ablate", "no-speculation"])
+    assert isinstance(again.exception, SystemRefused) and len(order) == 6
 
 
 def test_interrupted_configuration_goes_on_with_the_missing_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

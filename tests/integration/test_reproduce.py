@@ -188,7 +188,7 @@ def test_killed_run_goes_on_and_no_result_is_replaced(url: str, directory: Path)
     both = {path: path.read_bytes() for path in (first, second)}
     for arguments, expected, message in (
         (options, 42, f"--result {first.name} --result {second.name}"),
-        (options[:3], 42, "complete results"),
+        (options[:3], 42, "a complete result"),
     ):
         code, _, error = reproduce_command(*arguments)
         assert (code, message in error) == (expected, True), error

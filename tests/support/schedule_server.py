@@ -36,6 +36,8 @@ SLOTS: dict[int, asyncio.Semaphore] = {}
 BARRIERS: dict[int, asyncio.Barrier] = {}
 """Answers that begin at once, by ``together``."""
 OWNER, METRICS = os.environ.get("OWNER", ""), os.environ.get("METRICS", "")
+WORD = os.environ.get("WORD", "tok ")
+"""The text of each token."""
 NAMES = ("interval", "first", "per_chunk", "first_chunk")
 
 
@@ -81,7 +83,7 @@ class Answer:
         self.tokens, self.per_chunk = int(schedule.get("tokens", 1)), int(schedule.get("per_chunk", 1))
         self.first_chunk = int(schedule.get("first_chunk", self.per_chunk))
         self.reasoning = int(schedule.get("reasoning", 0))
-        self.word = str(schedule.get("word", "tok "))
+        self.word = str(schedule.get("word", WORD))
         self.packer = zlib.compressobj(wbits=31)
         self.log = str(schedule.get("log", ""))
         self.capacity = int(schedule.get("capacity", 10**6))

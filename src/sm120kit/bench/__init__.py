@@ -259,6 +259,17 @@ def _measure(
     )
 
 
+def require_answers(result: Result, path: Path) -> None:
+    """Require that a request of a result, which is at ``path``, succeeded.
+
+    Raises:
+        ServerFailed: all failed.
+    """
+    errors = [sample.error for case in result.cases for sample in case.samples]
+    if all(errors):
+        raise ServerFailed(f"every request failed; the first: {errors[0]}", f"{client.hint(errors[0])}; all errors: {path}")
+
+
 def _is_gone(server: Endpoint) -> bool:
     """Whether the server no longer lists its models: not one failed request, but no server."""
     try:

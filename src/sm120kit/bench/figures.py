@@ -245,6 +245,13 @@ def name(case: Case | MeasuredCase | CaseDifference) -> str:
     return f"concurrency {case.concurrency}, {case.output_tokens:,} output tokens at context depth {case.context_tokens:,}"
 
 
+def line(case: MeasuredCase) -> str:
+    """A case with its decode rate, and its failed requests if there are any."""
+    computed = summary(case)
+    rate = f"{computed.decode_tok_s:.1f} tok/s per request" if computed.decode_tok_s else f"rate unknown: {computed.no_rate}"
+    return f"{name(case)}: {rate}" + (f", {failed(case)} requests failed" if computed.errors or not case.complete else "")
+
+
 def _notes(case: MeasuredCase, figures: Summary) -> Iterator[str]:
     rate, least, most = figures.decode_tok_s, figures.decode_at_least, figures.decode_at_most
     if figures.no_rate and figures.errors < figures.requests:

@@ -32,7 +32,8 @@ class Sample:
     ``completion_tokens`` is the server's count in ``usage``; ``chunk_seconds`` are the times of events with text, and
     ``chunk_sizes`` the characters of each, 0 for a part of a tool call. Numbers of tokens and chunks differ: a chunk may have
     several tokens, and a token may be delayed until its character is complete. ``chunk_tokens`` are the tokens of each chunk
-    if the server counts them in the stream. ``error`` is empty for a successful request; the data before an error is kept.
+    if the server counts them in the stream. ``text_sha256`` is of reasoning and answer. ``error`` is empty for a successful
+    request; the data before an error is kept.
     """
 
     user: int
@@ -163,7 +164,7 @@ class _Answer:
         self.finish_reason: str | None = None
         self.model: str | None = None
         self.error = ""
-        self.text = hashlib.sha256()
+        self.reasoning, self.answer = hashlib.sha256(), hashlib.sha256()
         self.done = False
 
     def add(self, seconds: float, name: str, data: str) -> None:
@@ -202,7 +203,8 @@ class _Answer:
                 self.chunk_seconds.append(seconds)
                 self.chunk_sizes.append(sum(len(text) for text in (reasoning, answer) if isinstance(text, str)))
                 self.counted.append(usage if usage is not None else self.streamed_tokens if listed else None)
-                self.text.update(json.dumps([reasoning, answer]).encode())
+                self.reasoning.update(_bytes(reasoning))
+                self.answer.update(_bytes(answer))
         if self.finish_reason in FAILED:
             self.error = self.error or f"server: the request ended with finish_reason {self.finish_reason!r}"
 
@@ -235,6 +237,11 @@ class _Answer:
 
 MOST_CHARACTERS = 1000
 """Limit of a name or error of the server in a result."""
+
+
+def _bytes(content: object) -> bytes:
+    """A part of an answer: text is the same however it is divided into parts; calls of tools are JSON."""
+    return (content if isinstance(content, str) else json.dumps(content) if content else "").encode(errors="replace")
 
 
 def _text(value: object) -> str | None:
@@ -319,7 +326,7 @@ def parse_sample(reads: Reads, exchange: Exchange) -> Sample:
         reasoning_tokens=counts.get("reasoning_tokens"),
         finish_reason=answer.finish_reason,
         model=answer.model,
-        text_sha256=answer.text.hexdigest(),
+        text_sha256=hashlib.sha256(answer.reasoning.digest() + answer.answer.digest()).hexdigest(),
         chunk_tokens=answer.chunk_tokens(),
         chunk_sizes=tuple(answer.chunk_sizes),
     )

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.bench_results import render
+from sm120kit.cli.bench_results import render, render_effects
 from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
 from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, configuration_names, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.cli.verify_server import brief_probe
 from sm120kit.core import console
 from sm120kit.core.disk import require_writable
-from sm120kit.core.errors import ServerFailed
 from sm120kit.core.urls import is_url
-from sm120kit.recipes import configurations
+from sm120kit.recipes import ablations, configurations
 
 if TYPE_CHECKING:
     from sm120kit.bench import MeasuredServer
-    from sm120kit.bench.result_file import MeasuredCase, Result
+    from sm120kit.bench.result_file import Result
+
+RESTARTS = 2
+"""Restarts for ``--ablate``: three starts are the fewest whose interval is of use."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,20 @@ class RunningServer(ServerAccess):
 
 
 @dataclass(frozen=True)
+class AblatedServer(LaunchedServer):
+    """A server that is launched, also with other options."""
+
+    ablate: Annotated[
+        str,
+        typer.Option(
+            "--ablate",
+            metavar="NAME,...",
+            help="Also with each of these options, which `config show` lists: restarts with and without them in turn.",
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True)
 class Results:
     """Where the results go."""
 
@@ -73,7 +91,7 @@ def run_(
     *,
     choice: WorkloadChoice,
     running: RunningServer,
-    launched: LaunchedServer,
+    launched: AblatedServer,
     given: Given = None,
     results: Results,
     sources: Sources,
@@ -83,9 +101,11 @@ def run_(
     Short probes come first; a server that answers wrongly is measured with --force only, and the result has the verdict.
     Every case of the workload is measured; the result has every sample. After an interruption the same command measures the
     cases that are missing, of a launched configuration on a new start of its server. Exit code 1 if a request failed.
+
+    With --ablate, three starts each unless --restarts states another number; the result with an option is FILE.OPTION.json.
     """
     from sm120kit import bench
-    from sm120kit.bench import client, result_file, resume, workload
+    from sm120kit.bench import ablation, client, figures, result_file, resume, workload
     from sm120kit.bench import launched as launched_servers
 
     configuration = None if is_url(target) else configurations.load(target)
@@ -93,38 +113,67 @@ def run_(
         _require_options_of_config(target, running, launched)
     else:
         _require_options_of_url(launched)
+    options = ablations.named(configuration, launched.ablate.split(",")) if configuration and launched.ablate else ()
+    restarts = launched.restarts or (RESTARTS if options else 0)
     stated = given_values(given or [])
     named = choice.load()
-    earlier = None if results.overwrite else resume.unfinished(results.output, named.workload, launched.restarts)
-    require_writable(results.output)
-    total = len(workload.cases(named.workload, choice.seed)) * (launched.restarts + 1)
-    printed = 0 if earlier is None else len(earlier.cases)
-    if earlier:
-        console.info(f"{results.output} is partial: {printed} of {total} cases are measured already")
+    paths = [results.output, *(results.output.with_suffix(f".{each.name}.json") for each in options)]
+    earlier = {} if results.overwrite else resume.unfinished(dict.fromkeys(paths, named.workload), restarts)
+    for path in paths:
+        require_writable(path)
+    each = len(workload.cases(named.workload, choice.seed)) * (restarts + 1)
+    total = each * len(paths)
+    for path, partial in earlier.items():
+        console.info(f"{path} is partial: {len(partial.cases)} of {each} cases are measured already")
+    done = sum(len(partial.cases) for partial in earlier.values())
+    numbers = count(done + 1)
 
-    def save(partial: Result) -> None:
-        nonlocal printed
-        result_file.write(results.output, partial)
-        for case in partial.cases[printed:]:
-            printed += 1
-            console.info(f"[{printed}/{total}] {_line(case)}")
+    def saver(path: Path, option: str) -> Callable[[Result], None]:
+        shown = len(earlier[path].cases) if path in earlier else 0
 
-    with case_progress(total - printed) as case_begins:
-        measurement = bench.Measurement(
-            named, save, choice.seed, stated, running.timeout, case_begins, earlier, brief_probe(results.force)
-        )
+        def save(partial: Result) -> None:
+            nonlocal shown
+            result_file.write(path, partial)
+            for case in partial.cases[shown:]:
+                shown += 1
+                console.info(f"[{next(numbers)}/{total}] {option}{figures.line(case)}")
+
+        return save
+
+    with case_progress(total - done) as case_begins:
+        names = ["", *(f"{each.name}, " for each in options)]
+        measurements = [
+            bench.Measurement(
+                named,
+                saver(path, name),
+                choice.seed,
+                stated,
+                running.timeout,
+                case_begins,
+                earlier.get(path),
+                brief_probe(results.force),
+            )
+            for path, name in zip(paths, names, strict=True)
+        ]
         if configuration:
-            prepared, options = launched.prepare(configuration, sources.workspace())
-            (result,) = launched_servers.run(prepared, options, [measurement], launched.restarts)
+            workspace = sources.workspace()
+            variants = [configuration, *(ablation.configured(configuration, option) for option in options)]
+            launches = [
+                launched_servers.of_launch(*launched.prepare(one, workspace), [measurement])
+                for one, measurement in zip(variants, measurements, strict=True)
+            ]
+            measured = [result for (result,) in launched_servers.measure(launches, restarts)]
         else:
-            result = bench.run(running.measured(target), measurement)
-    failed = [sample for case in result.cases for sample in case.samples if sample.error]
-    if all(sample.error for case in result.cases for sample in case.samples):
-        hint = f"{client.hint(failed[0].error)}; all errors: {results.output}"
-        raise ServerFailed(f"every request failed; the first: {failed[0].error}", hint)
-    render([(results.output.stem, result)], as_json=results.json)
-    console.info(f"result: {results.output}")
-    if failed:
+            measured = [bench.run(running.measured(target), measurements[0])]
+    for path, result in zip(paths, measured, strict=True):
+        bench.require_answers(result, path)
+    if options:
+        effects = [ablation.effect(option, measured[0], having) for option, having in zip(options, measured[1:], strict=True)]
+        render_effects(effects, as_json=results.json)
+    else:
+        render([(results.output.stem, measured[0])], as_json=results.json)
+    console.info(f"result: {', '.join(map(str, paths))}")
+    if failed := [sample for result in measured for case in result.cases for sample in case.samples if sample.error]:
         console.warn(f"{len(failed)} requests failed; {client.hint(failed[0].error)}")
         raise typer.Exit(1)
 
@@ -141,21 +190,13 @@ def _require_options_of_config(target: str, running: RunningServer, launched: La
     running.require_used(False, "give a URL")
 
 
-def _require_options_of_url(launched: LaunchedServer) -> None:
+def _require_options_of_url(launched: AblatedServer) -> None:
     if launched.model or launched.image:
         option = "--model" if launched.model else "--image"
         raise typer.BadParameter("applies only to a server to launch: give a CONFIG", param_hint=option)
-    if launched.restarts:
-        raise typer.BadParameter("only a launched server can be restarted: give a CONFIG", param_hint="--restarts")
-
-
-def _line(case: MeasuredCase) -> str:
-    from sm120kit.bench import figures
-
-    summary = figures.summary(case)
-    rate = f"{summary.decode_tok_s:.1f} tok/s per request" if summary.decode_tok_s else f"rate unknown: {summary.no_rate}"
-    failed = f", {figures.failed(case)} requests failed" if summary.errors or not case.complete else ""
-    return f"{figures.name(case)}: {rate}{failed}"
+    if launched.restarts or launched.ablate:
+        option = "--ablate" if launched.ablate else "--restarts"
+        raise typer.BadParameter("only a launched server can be restarted: give a CONFIG", param_hint=option)
 
 
 def import_(
@@ -166,7 +207,6 @@ def import_(
 
     Prints each case, or the reason why it or its file is not a measurement. Exit code 1 if there is no measurement.
     """
-
     from sm120kit.bench import foreign_results
 
     read = foreign_results.read(files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_new, require_writable
 
 if TYPE_CHECKING:
+    from sm120kit.bench.ablation import AblationEffect
     from sm120kit.bench.compare_results import CaseDifference
     from sm120kit.bench.result_file import MeasuredCase, Result
 
@@ -130,6 +132,40 @@ def render(named: Sequence[tuple[str, Result]], *, as_json: bool) -> None:
         if len(named) > 1:
             console.data(f"{name}:")
         _print(result)
+
+
+def render_effects(effects: Sequence[AblationEffect], *, as_json: bool) -> None:
+    """Print what options change, each as a table of its gains and a line on the answers; or all as a JSON list."""
+    from sm120kit.bench.figures import COLUMNS
+
+    if as_json:
+        console.json_data(
+            [
+                asdict(each)
+                | {"gains": [asdict(gain) | {"ratio": gain.ratio, "interval": gain.interval} for gain in each.gains]}
+                for each in effects
+            ]
+        )
+        return
+    for effect in effects:
+        console.data(f"{effect.name}: {effect.option}")
+        console.table(
+            ("concurrency", "output", "context", "figure", "without", "with", "gain", "95 % interval"),
+            (
+                (
+                    gain.concurrency,
+                    gain.output_tokens,
+                    gain.context_tokens,
+                    COLUMNS[gain.figure][0],
+                    f"{median(gain.without):.1f}",
+                    f"{median(gain.having):.1f}",
+                    f"{gain.ratio - 1:+.1%}",
+                    " to ".join(f"{end - 1:+.1%}" for end in gain.interval or ()) or "unknown: one start",
+                )
+                for gain in effect.gains
+            ),
+        )
+        console.data(effect.answers.text)
 
 
 def _object(result: Result) -> dict[str, Any]:

@@ -166,7 +166,9 @@ def _measure(
         )
         if launched.model:
             prepared, options = launched.prepare(configuration, sources.workspace())
-            measured = launched_servers.run(prepared, options, measurements, launched.restarts)
+            (measured,) = launched_servers.measure(
+                [launched_servers.of_launch(prepared, options, measurements)], launched.restarts
+            )
         else:
             server = running.measured(configuration)
             measured = tuple(bench.run(server, measurement) for measurement in measurements)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import Field
 
 from sm120kit.core.data_roots import data_root
+from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.recipes.load import read_toml, validate
-from sm120kit.recipes.schema import Strict, Strings
+from sm120kit.recipes.schema import Name, Strict, Strings
 
 EXPERTS = re.compile(r"-A\d+B|MoE|gpt-oss|DeepSeek-V\d|GLM-(4\.[5-9]|[5-9])|MiniMax|MiMo|Kimi|Next", re.IGNORECASE)
 """Repositories of models with a mixture of experts."""
@@ -24,7 +26,7 @@ class Ablation(Strict):
     ``methods`` the methods of speculation, all if empty.
     """
 
-    name: str
+    name: Name
     engine: str
     effect: str
     source: str
@@ -71,3 +73,19 @@ def of(configuration: Configuration) -> tuple[Ablation, ...]:
     """
     path = data_root() / "recipes" / "ablations.toml"
     return tuple(each for each in validate(_File, read_toml(path), path).ablation if each.applies(configuration))
+
+
+def named(configuration: Configuration, names: Iterable[str]) -> tuple[Ablation, ...]:
+    """The options of a configuration with these names, each once.
+
+    Raises:
+        NotFound: one is none of :func:`of`.
+    """
+    known = {each.name: each for each in of(configuration)}
+    for name in names:
+        if name not in known:
+            raise NotFound(
+                f"{configuration.name} has no ablation {name!r}{did_you_mean(name, known)}",
+                f"known: {', '.join(known) or 'none'}; `sm120kit config show {configuration.name}` describes them",
+            )
+    return tuple(known[name] for name in dict.fromkeys(names))

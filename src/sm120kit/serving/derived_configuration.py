@@ -290,16 +290,18 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "model"
 
 
-def with_arguments(configuration: Configuration, argv: tuple[str, ...]) -> Configuration:
+def with_arguments(configuration: Configuration, argv: tuple[str, ...], without: str = "") -> Configuration:
     """A configuration whose arguments are overridden by others, with the numbers of GPUs and the speculation that follow.
+
+    The option ``without`` is left out.
 
     Raises:
         ValueError: the arguments are for another number of machines.
     """
-    if not argv:
+    if not argv and not without:
         return configuration
     engine, name = configuration.served_by, configuration.engine
-    given = {*parser.options(name, argv)}
+    given = {*parser.options(name, argv), without}
     given |= {other for names in engine.options.values() if given & {*names} for other in names}
     kept = [word for option, words in parser.split(name, configuration.arguments) if option not in given for word in words]
     data = configuration.model_dump(

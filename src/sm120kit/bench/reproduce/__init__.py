@@ -24,7 +24,6 @@ from sm120kit.bench.reproduce._judging import (
 from sm120kit.bench.result_file import Machine, Result
 from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.core.disk import require_writable
-from sm120kit.core.errors import SystemRefused
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import Finding
 from sm120kit.hosts.facts import probe
@@ -89,22 +88,12 @@ def result_path(directory: Path, configuration: Configuration, named: NamedWorkl
 def earlier(
     configuration: Configuration, workloads: Sequence[NamedWorkload], directory: Path, restarts: int = 0
 ) -> dict[str, Result]:
-    """The results of an interrupted run in ``directory`` by name of their workload, complete ones among them.
-
-    Raises:
-        SystemRefused: all are complete, or a file is not a result.
-        NotComparable: a result was measured with other options, such as ``--quick``.
-    """
-    paths = {named.name: result_path(directory, configuration, named) for named in workloads}
-    results = {name: existing for name, path in paths.items() if (existing := resume.existing(path))}
-    if len(results) == len(paths) and all(existing.complete for existing in results.values()):
-        judge_them = " ".join(f"--result {path}" for path in paths.values())
-        raise SystemRefused(
-            f"{directory} has complete results of {configuration.name}",
-            f"judge them with {judge_them}; to measure again, choose another --results or replace them with --overwrite",
-        )
-    by_name = {named.name: named.workload for named in workloads}
-    return {name: resume.kept(existing, paths[name], by_name[name], restarts) for name, existing in results.items()}
+    """The results of an interrupted run in ``directory`` by name of their workload. See :func:`resume.unfinished`."""
+    paths = {result_path(directory, configuration, named): named for named in workloads}
+    judge_them = f"judge them with {' '.join(f'--result {path}' for path in paths)}"
+    works = {path: named.workload for path, named in paths.items()}
+    found = resume.unfinished(works, restarts, f"{judge_them}; to measure again, {resume.REPLACE}")
+    return {paths[path].name: result for path, result in found.items()}
 
 
 def measurements(

@@ -1,0 +1,160 @@
+"""What options of a configuration change: its server with and without each, started in turn, and compared start by start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, log, sqrt
+from statistics import mean, stdev
+
+from sm120kit.bench.figures import summary
+from sm120kit.bench.result_file import MeasuredCase, Result
+from sm120kit.core.outside import parse_json
+from sm120kit.recipes import arguments
+from sm120kit.recipes.ablations import Ablation
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving.derived_configuration import with_arguments
+
+FIGURES = ("decode_tok_s", "total_tok_s", "prefill_tok_s")
+STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""0.975 quantiles of Student's t by degrees of freedom, from 1; that of the last for more."""
+
+
+def configured(configuration: Configuration, option: Ablation) -> Configuration:
+    """The configuration with an option. A dotted argument is one more key of the JSON object that the option has.
+
+    Raises:
+        BadInput: the engine's parser refuses the arguments.
+    """
+    words = list(option.arguments)
+    for index, word in enumerate(words[:-1]):
+        name, _, key = word.partition(".")
+        if key and word.startswith("--"):
+            before = parse_json(configuration.option(name) or "{}")
+            words[index : index + 2] = [name, json.dumps({**before, key: words[index + 1]})]
+    changed = with_arguments(configuration, tuple(words), option.without)
+    changed = changed.model_copy(update={"environment": {**changed.environment, **option.environment}})
+    arguments.require_known(changed)
+    return changed
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A figure of a case, in the order of the starts: its rates ``without`` and ``having`` the option, in tokens per second.
+
+    Starts that lack the figure are left out on both sides.
+    """
+
+    concurrency: int
+    output_tokens: int
+    context_tokens: int
+    figure: str
+    without: tuple[float, ...]
+    having: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """The geometric mean of the ratios of the starts."""
+        return exp(mean(self._logs))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of the ratio, by Student's t over its logarithms; None for one start."""
+        count = len(self._logs)
+        if count < 2:
+            return None
+        half = STUDENT_T[min(count - 2, len(STUDENT_T) - 1)] * stdev(self._logs) / sqrt(count)
+        return exp(mean(self._logs) - half), exp(mean(self._logs) + half)
+
+    @property
+    def _logs(self) -> list[float]:
+        return [log(having / without) for without, having in zip(self.without, self.having, strict=True)]
+
+
+@dataclass(frozen=True)
+class AnswerChanges:
+    """How many prompts have other answers with the option, and how many in another start without it, each of those compared.
+
+    ``unknown`` is why no answers can be compared.
+    """
+
+    changed: int = 0
+    compared: int = 0
+    changed_without: int = 0
+    compared_without: int = 0
+    unknown: str = ""
+
+    @property
+    def text(self) -> str:
+        """Whether the answers changed."""
+        if self.unknown:
+            return f"unknown whether answers changed: {self.unknown}"
+        noise = f"{self.changed_without} of {self.compared_without} do between two starts without it"
+        if not self.changed:
+            return f"answers unchanged: 0 of {self.compared} differ with the option"
+        more = self.changed * self.compared_without > self.changed_without * self.compared or not self.compared_without
+        verdict = "answers changed" if more else "answers change no more than without the option"
+        return f"{verdict}: {self.changed} of {self.compared} differ with the option; {noise}"
+
+
+@dataclass(frozen=True)
+class AblationEffect:
+    """What an option changes: gains of all complete cases, and answers."""
+
+    name: str
+    option: str
+    gains: tuple[Gain, ...]
+    answers: AnswerChanges
+
+
+def effect(option: Ablation, without: Result, having: Result) -> AblationEffect:
+    """Compare the results of a configuration without and with an option, start by start."""
+    first, second = _cases(without), _cases(having)
+    pairs = [(key, first[key], second[key]) for key in sorted(first.keys() & second.keys())]
+    gains = []
+    for key in dict.fromkeys(key for (key, _), _, _ in pairs):
+        starts = [(summary(a), summary(b)) for (each, _), a, b in pairs if each == key]
+        for figure in FIGURES:
+            rates = [(x, y) for a, b in starts if (x := getattr(a, figure)) and (y := getattr(b, figure))]
+            if rates:
+                gains.append(Gain(*key, figure, *zip(*rates, strict=True)))
+    return AblationEffect(option.name, option.text, tuple(gains), _answers(without, having))
+
+
+def _cases(result: Result) -> dict[tuple[tuple[int, int, int], int], MeasuredCase]:
+    """The complete cases by identity and start."""
+    return {(case.key, case.restart): case for case in result.cases if case.complete}
+
+
+Texts = Mapping[tuple[object, ...], frozenset[str]]
+"""Case and prompt -> hashes of its answers."""
+
+
+def _answers(without: Result, having: Result) -> AnswerChanges:
+    if without.environment.temperature:
+        return AnswerChanges(unknown=f"the workload has temperature {without.environment.temperature:g}")
+    before, after = list(_texts(without)), list(_texts(having))
+    changed, compared = _differing(zip(before, after, strict=False))
+    if not compared:
+        return AnswerChanges(unknown="no prompt was answered in both without random tokens before it")
+    return AnswerChanges(changed, compared, *_differing(pairwise(before)))
+
+
+def _texts(result: Result) -> Iterator[Texts]:
+    """The answers of each start, in all complete cases whose prompts are equal in each of them."""
+    for start in sorted({case.restart for case in result.cases}):
+        found: dict[tuple[object, ...], set[str]] = {}
+        for case in result.cases:
+            if case.restart == start and case.complete and not case.context_tokens:
+                for sample in case.samples:
+                    if not sample.error:
+                        found.setdefault((case.key, sample.prompt), set()).add(sample.text_sha256)
+        yield {key: frozenset(texts) for key, texts in found.items()}
+
+
+def _differing(pairs: Iterable[tuple[Texts, Texts]]) -> tuple[int, int]:
+    """How many prompts have other answers, and how many were compared."""
+    equal = [a[key] == b[key] for a, b in pairs for key in a.keys() & b.keys()]
+    return equal.count(False), len(equal)
