@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import http.server
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -271,34 +267,3 @@ class TestBases:
             if recipe.base:
                 assert recipe.environment.python == bases.load(recipe.base).python
                 assert lockfile.read(recipes.lock_path(path)).base_image == f"{recipe.base} {bases.lock_id(recipe.base)}"
-
-
-@pytest.mark.root
-def test_no_root_is_needed(mirror: Path, signer: Signer, request: pytest.FixtureRequest) -> None:
-    """As another user, apt works in the state directory of that user."""
-    place = Path(tempfile.mkdtemp(prefix="sm120kit-"))  # the directories of pytest are root's own
-    state = place / "state"
-    state.mkdir()
-    request.addfinalizer(lambda: shutil.rmtree(place))
-    shutil.copytree(mirror, place / "archive")
-    shutil.copyfile(signer.keyring, place / "keys.gpg")
-    for path in (place, place / "archive"):
-        path.chmod(0o755)
-    os.chown(state, 65534, 65534)
-    program = (
-        "import sys; from pathlib import Path; from sm120kit.core.workspace import Workspace;"
-        "from sm120kit.sources import Origin, debian;"
-        "from sm120kit.sources.source_records import DebianArchives as A; w = Workspace.open(Path(sys.argv[1]));"
-        "o = Origin(debian=A((sys.argv[2],), Path(sys.argv[3])));"
-        "print(len(debian.fetch(debian.resolve('bookworm', ['shell'], 'amd64', w, o), w, o)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, state, place / "archive", place / "keys.gpg"],
-        user=65534,
-        group=65534,
-        env={**os.environ, "HOME": str(state)},
-        capture_output=True,
-        text=True,
-        cwd=state,
-    )
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

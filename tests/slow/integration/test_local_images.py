@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +24,6 @@ from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import LAYER
 
 KINDS = ("unshare", "bubblewrap")
-NOBODY = 65534
 
 
 def limited_to(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,41 +146,6 @@ def test_without_namespaces_the_error_names_each_reason(store: LocalImages, monk
         store.run(image.id, ["true"], {})
     assert "Operation not permitted" in error.value.message and "no-such-bwrap" in error.value.message
     assert "--security-opt" in error.value.hint and error.value.exit_code == 40
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
-def test_ordinary_user() -> None:
-    """A state directory of another user, with no rights but its own."""
-    program = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-import json, layers
-from sm120kit.core.workspace import Workspace
-from sm120kit.images.local_images import LocalImages
-store = LocalImages(Workspace.open(Path(sys.argv[1])))
-image = store.find(layers.small_image(store.layout).digest)
-done = store.run(image.id, ["sh", "-c", "id -u; stat -c %u:%g /bin; touch written; touch /bin/added"], {})
-print(json.dumps(done.__dict__))
-"""
-    home = Path(tempfile.mkdtemp(prefix="sm120kit-user-"))  # pytest's directories are closed to other users
-    try:
-        os.chown(home, NOBODY, NOBODY)
-        argv = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all"]
-        support = Path(layers.__file__).parent
-        done = subprocess.run(
-            [*argv, sys.executable, "-c", program, home / "state", *sys.path, str(support)],
-            capture_output=True,
-            text=True,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{Path(local_images.__file__).parents[2]}:{support}"},
-            cwd="/",
-        )
-        assert done.returncode == 0, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout)
-        assert result["runtime"] == "unshare" and result["stdout"].splitlines() == ["1000", "1000:1000"]
-        assert "Read-only" in result["stderr"]
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.mark.parametrize(

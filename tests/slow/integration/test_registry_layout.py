@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -101,6 +99,7 @@ def test_skopeo_reads_exported_images(publisher: Host, address: str, tmp_path: P
     publisher.run("image", "export", name, "image.tar")
     publisher.run("image", "export", name, "image.tar", code=SystemRefused.exit_code)
     publisher.run("image", "export", name, "image.tar", "--overwrite")
+    assert (tmp_path / "image.tar").stat().st_mode & 0o044 == 0o044, "read by other users"
     for source in ("oci:directory", "oci-archive:image.tar", f"oci:{publisher.layout.directory}"):
         shown = json.loads(skopeo(tmp_path, "inspect", source))
         assert shown["Digest"] == manifest and tuple(shown["Layers"]) == image.layers and shown["Labels"] == image.labels
@@ -115,30 +114,6 @@ def test_skopeo_reads_exported_images(publisher: Host, address: str, tmp_path: P
     (entry,) = json.loads((tmp_path / "images.json").read_text())["images"]
     source = f"docker://{entry['repository']}@{entry['digest']}"
     skopeo(tmp_path, "copy", "--src-tls-verify=false", source, "oci:from-registry")
-
-
-@with_skopeo
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become another user")
-def test_archive_is_read_by_an_ordinary_user(publisher: Host, tmp_path: Path) -> None:
-    manifest, name = add_image(publisher.workspace, (1,))
-    publisher.run("image", "export", name, "image.tar")
-    with tempfile.TemporaryDirectory() as home:  # pytest's directories are closed to others
-        os.chown(home, 12345, 12345)
-        shutil.copy(tmp_path / "image.tar", home)
-        argv = [
-            "setpriv",
-            "--reuid",
-            "12345",
-            "--regid",
-            "12345",
-            "--clear-groups",
-            "skopeo",
-            "inspect",
-            "oci-archive:image.tar",
-        ]
-        done = subprocess.run(argv, cwd=home, env=os.environ | {"HOME": home}, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["Digest"] == manifest
 
 
 def skopeo(directory: Path, *arguments: str) -> str:
