@@ -109,7 +109,10 @@ def test_what_a_base_lacks(source: tuple[Layout, Descriptor], tmp_path: Path) ->
         _existing_base.require_suitable("base", found, closure(), compiles=True)
 
 
-def test_base_is_refused_before_anything_is_fetched(tmp_path: Path, registry: RegistryServer) -> None:
+def test_base_is_refused_before_anything_is_fetched(
+    tmp_path: Path, registry: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "require_disk", lambda *_: None)
     layout = Layout(tmp_path / "source")
     manifest = layers.small_image(layout)
     with RegistryClient(f"{registry.address}/bare") as client:

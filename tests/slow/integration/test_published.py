@@ -147,10 +147,10 @@ def test_signed_statement_is_about_the_manifest_in_the_registry(names: tuple[str
     assert subject == {"name": entry["repository"], "digest": {"sha256": digest}} and entry["digest"] == f"sha256:{digest}"
 
 
-@pytest.mark.parametrize("key", ["absent.pem", "key.pub"])
-def test_unusable_key_is_refused_before_a_push(publisher: Host, names: tuple[str, str], address: str, key: str) -> None:
-    command = ("publish", names[0], f"{address}/never", "--index", "never.json", "--key", key)
-    assert key in publisher.run(*command, code=BadInput.exit_code).stderr
+@pytest.mark.parametrize("unusable", ["absent.pem", "key.pub"])
+def test_unusable_key_is_refused_before_a_push(publisher: Host, names: tuple[str, str], address: str, unusable: str) -> None:
+    command = ("publish", names[0], f"{address}/never", "--index", "never.json", "--key", unusable)
+    assert unusable in publisher.run(*command, code=BadInput.exit_code).stderr
     assert httpx2.get(f"http://{address}/v2/_catalog").json() == {"repositories": ["sm120kit/vllm"]}
 
 
