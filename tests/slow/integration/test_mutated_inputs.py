@@ -493,7 +493,8 @@ CHATS = {
 }
 RESULTS = {
     "serving.json": (
-        b'{"model_id": "m", "num_prompts": 3, "max_concurrency": 2, "output_throughput": 10.5, "completed": 3, "duration": 1.5}'
+        b'{"model_id": "m", "num_prompts": 3, "max_concurrency": 2, "output_throughput": 10.5, "completed": 3, '
+        b'"duration": 1.5, "total_input_tokens": 384, "total_output_tokens": 300, "mean_tpot_ms": 5.0}'
     ),
 }
 LOG = b"""\
