@@ -20,7 +20,7 @@ def tile_numbers(target: Target, facts: Sequence[TileFacts], *, patched: bool, e
 
     ``emulated`` runs the emulations that are not cached, half a minute for each shape.
     """
-    tree = target.flashinfer.tree if patched else target.flashinfer.unpatched_tree
+    tree = target.flashinfer.tree if patched else target.flashinfer.source.unpatched_tree
     headers = tables.cutlass(target, patched=patched) / "include"
     emulator = emulation.Emulator(headers, compilers(target.flashinfer), target.options.workspace.cache, tree.tree)
     return with_numbers(facts, emulator, f"{target.recipe.name}, {'patched' if patched else 'unpatched'}", emulated)

@@ -78,7 +78,7 @@ def main(engine: str) -> None:
     """Print a row per kernel: name, dynamic and static bytes, and what is left of SM12x's limit."""
     with tempfile.TemporaryDirectory() as scratch:
         target = resolve_flashinfer(engine, Options(Workspace.open(Path(scratch, "state"))))
-        tree = export_tree(target.unpatched_tree, target.options.workspace)
+        tree = export_tree(target.source.unpatched_tree, target.options.workspace)
         compiler = introspect.HostCompiler.of(toolchain.find(), tree, ())
         for module, text in (("nvfp4_attention_sm120", NVFP4_ATTENTION), ("sparse_mla_sm120", SPARSE_MLA)):
             source, program = Path(scratch, f"{module}.cpp"), Path(scratch, module)

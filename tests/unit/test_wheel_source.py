@@ -193,6 +193,13 @@ def test_recipe_pins_wheel(tmp_path: Path) -> None:
     assert "source" not in recipes.load_engine("sglang-0.5.23").inputs(), "other lockfiles stay as they are"
 
 
+FROM_SOURCE = f"""[from_source]
+sha256 = "{"0" * 64}"
+environment = []
+targets.m = {{ member = "m.so", units = ["m.cu"] }}
+"""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -205,7 +212,7 @@ def test_recipe_pins_wheel(tmp_path: Path) -> None:
         ),
         ("0" * 64, "0" * 63, f"source.sha256: '{'0' * 63}' is not a sha256"),
         ("wheel = ", "whel = ", "source.whel: unknown key; did you mean 'wheel'?"),
-        (SOURCE, SOURCE + "[from_source]\n", "source: set, but from_source has the engine's sdist"),
+        (SOURCE, SOURCE + FROM_SOURCE, "source: set, but from_source has the engine's sdist"),
     ],
 )
 def test_problem_of_source_is_reported(tmp_path: Path, old: str, new: str, message: str) -> None:

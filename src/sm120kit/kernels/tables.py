@@ -25,13 +25,13 @@ def tiles(target: Target, *, patched: bool) -> tuple[TileFacts, ...]:
     tools = compilers(flashinfer)
     if target.engine:
         return _engine_table(target.engine, patched, cutlass(target, patched=patched), tools)
-    tree = flashinfer.tree if patched else flashinfer.unpatched_tree
+    tree = flashinfer.tree if patched else flashinfer.source.unpatched_tree
     return tile_table(flashinfer.recipe, tree, tools, workspace)
 
 
 def cutlass(target: Target, *, patched: bool) -> Path:
     """The directory of the CUTLASS that the kernels of a recipe are compiled with."""
-    tree = target.flashinfer.tree if patched else target.flashinfer.unpatched_tree
+    tree = target.flashinfer.tree if patched else target.flashinfer.source.unpatched_tree
     (inside,) = (inside for inside in target.flashinfer.recipe.inside if inside.project == "cutlass")
     return export_tree(tree, target.options.workspace) / inside.path
 
@@ -41,7 +41,7 @@ def _engine_table(target: EngineTarget, patched: bool, cutlass: Path, tools: Too
     recipe, workspace = target.recipe, target.options.workspace
     assert target.kernel_source is not None
     tree = target.kernel_source.tree if patched else target.kernel_source.unpatched_tree
-    carrier = target.flashinfer.tree if patched else target.flashinfer.unpatched_tree
+    carrier = target.flashinfer.tree if patched else target.flashinfer.source.unpatched_tree
     identity = f"{tree.tree} {carrier.tree}"
     with workspace.exclusive(f"tiles-{tree.tree}"):
         cached = tile_facts.cached_table(identity, recipe.name, tools, workspace.cache)

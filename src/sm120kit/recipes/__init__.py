@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from sm120kit.core import data_roots
 from sm120kit.core.errors import BadInput, NotFound, did_you_mean, nearest
 from sm120kit.core.outside import file_problem
@@ -78,7 +80,6 @@ def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> li
     Raises:
         BadInput: a file's name contains no version.
     """
-    from packaging.version import InvalidVersion, Version
 
     def order(name: str) -> tuple[str, Version, str]:
         engine, version, variant = _split_name(name)

@@ -8,10 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.recipes.load import read_toml, validate
+from sm120kit.recipes.load import read_entries
 from sm120kit.recipes.schema import Name, Strict, Strings
 
 EXPERTS = re.compile(r"-A\d+B|MoE|gpt-oss|DeepSeek-V\d|GLM-(4\.[5-9]|[5-9])|MiniMax|MiMo|Kimi|Next", re.IGNORECASE)
@@ -61,18 +60,13 @@ class Ablation(Strict):
         return " ".join(words) or f"without {self.without}"
 
 
-class _File(Strict):
-    ablation: Annotated[tuple[Ablation, ...], Field(strict=False)]
-
-
 def of(configuration: Configuration) -> tuple[Ablation, ...]:
     """The options that apply to a configuration and that it does not have.
 
     Raises:
         BadInput: the file is not well-formed.
     """
-    path = data_root() / "recipes" / "ablations.toml"
-    return tuple(each for each in validate(_File, read_toml(path), path).ablation if each.applies(configuration))
+    return tuple(each for each in read_entries(Ablation, "ablations", "ablation") if each.applies(configuration))
 
 
 def named(configuration: Configuration, names: Iterable[str]) -> tuple[Ablation, ...]:

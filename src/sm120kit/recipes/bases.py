@@ -6,14 +6,12 @@ machine by version and sha256; :func:`lock` writes it.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import Field, StringConstraints
 
 from sm120kit.core import data_roots
 from sm120kit.core.atomic_writes import write_atomic
@@ -21,7 +19,8 @@ from sm120kit.core.data_roots import require_writable
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, did_you_mean
 from sm120kit.core.record_files import record_json
-from sm120kit.recipes.load import read_toml, validate
+from sm120kit.recipes._locked_text import read_locked
+from sm120kit.recipes.load import other_name, read_toml, validate
 from sm120kit.recipes.schema import Name, RelativePath, Strict
 from sm120kit.sources import debian
 from sm120kit.sources.run_options import Options
@@ -118,8 +117,9 @@ def load(name: str, heirs: tuple[str, ...] = ()) -> Base:
         data = inherited | data | tables
     elif like is not None:
         raise NotFound(f"{path}: like: unknown base {like!r}{did_you_mean(str(like), names())}", f"bases: {', '.join(names())}")
-    stem = [] if data.get("name", name) == name else [f"name: {data['name']!r} is not the file's name {name!r}"]
-    return validate(Base, data, path, f"correct the file and lock it again: sm120kit recipe lock {name}", stem)
+    return validate(
+        Base, data, path, f"correct the file and lock it again: sm120kit recipe lock {name}", other_name(data, name)
+    )
 
 
 def lock_path(name: str) -> Path:
@@ -133,7 +133,7 @@ def lock_id(name: str) -> str:
     Raises:
         Mismatch: the file does not exist.
     """
-    return hashlib.sha256(_content(name)).hexdigest()
+    return read_locked(BaseLock, lock_path(name))[1]
 
 
 def read_lock(name: str, machine: str) -> tuple[DebianPackage, ...]:
@@ -201,27 +201,10 @@ def _reusable(base: Base) -> tuple[BaseClosure, ...]:
 
 def _read(name: str) -> BaseLock:
     """The lockfile of a base, whose packages are those that were resolved."""
-    return _parse(name, lock_path(name), _content(name))
-
-
-@functools.lru_cache(maxsize=4)
-def _parse(name: str, path: Path, content: bytes) -> BaseLock:
-    hint = f"write it again: sm120kit recipe lock {name}"
-    try:
-        lock = TypeAdapter(BaseLock).validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Mismatch(f"{path} is not a lockfile of a base: {where}{': ' * bool(where)}{first['msg']}", hint) from error
-    if lock.format != FORMAT or record_json(lock).encode() != content:
-        raise Mismatch(f"{path} was edited, or written by another version of sm120kit", hint)
+    path, hint = lock_path(name), f"write it again: sm120kit recipe lock {name}"
+    lock, _ = read_locked(BaseLock, path)
+    if lock.format != FORMAT:
+        raise Mismatch(f"{path} was written by another version of sm120kit", hint)
     if edited := [closure.machine for closure in lock.closures if closure.sha256 != digest_of(closure.packages)]:
         raise Mismatch(f"{path}: the packages for {', '.join(edited)} were edited", hint)
     return lock
-
-
-def _content(name: str) -> bytes:
-    try:
-        return lock_path(name).read_bytes()
-    except FileNotFoundError as error:
-        raise Mismatch(f"{name} is not locked: there is no {lock_path(name)}", f"sm120kit recipe lock {name}") from error

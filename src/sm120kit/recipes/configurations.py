@@ -8,14 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import AliasChoices, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from sm120kit import engines
 from sm120kit.core import data_roots, reporting
 from sm120kit.core.errors import BadInput, NotFound, did_you_mean, nearest
 from sm120kit.core.outside import file_problem
 from sm120kit.engines import parser
-from sm120kit.recipes.load import read_toml, validate
+from sm120kit.recipes.load import other_name, read_toml, validate
 from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText
 
 KIND = "configurations"
@@ -129,7 +129,7 @@ class Reference(Strict):
     highest: Annotated[float, Field(gt=0)] | None = None
     spread: Annotated[float, Field(ge=0)] | None = None
     unit: Literal["tok/s"]
-    concurrency: Annotated[int, Field(ge=1, validation_alias=AliasChoices("concurrency", "users"))] = 1
+    concurrency: Count = 1
     method: Text
     conditions: Text
     source: Text
@@ -145,8 +145,7 @@ class Configuration(Strict):
     ``engine`` is the name of an engine recipe and ``original`` what a publication ran. ``arguments`` are those of the
     engine's server, ``environment`` its variables. ``host`` names checks of ``sm120kit doctor`` that must find no problem.
     ``deviations`` and ``reference`` are those from a publication and its figures. What is not stated follows from the
-    arguments: numbers of GPUs, and speculation. Files of the first edition have the names ``ours`` and ``users`` for
-    ``deviations`` and ``concurrency``.
+    arguments: numbers of GPUs, and speculation.
     """
 
     edition: Literal[1] = 1
@@ -164,7 +163,7 @@ class Configuration(Strict):
     environment: Annotated[dict[str, str], Field(default_factory=dict)]
     container: Annotated[Container, Field(default_factory=lambda: Container.model_validate({}))]
     host: Strings = ()
-    deviations: Annotated[tuple[Deviation, ...], Field(strict=False, validation_alias=AliasChoices("deviations", "ours"))] = ()
+    deviations: Annotated[tuple[Deviation, ...], Field(strict=False)] = ()
     known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
     reference: Annotated[tuple[Reference, ...], Field(strict=False)] = ()
 
@@ -290,8 +289,7 @@ def _size(engine: engines.Engine | None, options: Mapping[str, str], field: str)
 
 def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
     """Contradictions between fields. Reads the raw TOML, so that they are reported with problems of form."""
-    if "name" in data and data["name"] != stem:
-        yield f"name: {data['name']!r} is not the file's name {stem!r}"
+    yield from other_name(data, stem)
     model = data.get("model")
     if isinstance(model, dict):
         if model.get("revision", UNPINNED) != UNPINNED and model.get("why_unpinned"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm120kit.core import process
 from sm120kit.core.digests import digest_of
@@ -19,10 +18,8 @@ from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import mark_used
 from sm120kit.recipes import bases
 from sm120kit.sources import debian, debian_files
-
-if TYPE_CHECKING:
-    from sm120kit.sources.run_options import Options
-    from sm120kit.sources.source_records import DebianPackage
+from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import DebianPackage
 
 BASES = {("x86_64", "aarch64"): ("cross-aarch64", "emulator-aarch64")}
 """The bases with a compiler and an emulator, by this machine and the other one."""

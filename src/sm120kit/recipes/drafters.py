@@ -8,9 +8,8 @@ from typing import Annotated
 from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
-from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import NotFound, did_you_mean
-from sm120kit.recipes.load import read_toml, validate
+from sm120kit.recipes.load import read_entries
 from sm120kit.recipes.schema import EngineRecipe, Strict
 
 
@@ -36,18 +35,13 @@ class Drafter(Strict):
         return f"{self.repository}: {self.method}, {self.draft_tokens} draft tokens; {self.source}"
 
 
-class _DraftersFile(Strict):
-    drafter: Annotated[tuple[Drafter, ...], Field(strict=False)]
-
-
 def every() -> tuple[Drafter, ...]:
     """All drafters.
 
     Raises:
         BadInput: the file is not well-formed.
     """
-    path = data_root() / "recipes" / "drafters.toml"
-    return validate(_DraftersFile, read_toml(path), path).drafter
+    return read_entries(Drafter, "drafters", "drafter")
 
 
 def of(repository: str, recipe: EngineRecipe) -> tuple[Drafter, ...]:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from fnmatch import fnmatchcase
+from fnmatch import fnmatch, fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -177,8 +177,6 @@ def keep_modules(draft: Draft, sources: Mapping[str, Sequence[str]], failures: M
     ``sources`` are the names of the source files that the generators wrote, by module; ``failures`` the reason why a generator
     failed, by module.
     """
-    from fnmatch import fnmatch
-
     modules: dict[str, Any] = draft.data["modules"]
     for name, reason in failures.items():
         del modules[name]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from packaging.specifiers import SpecifierSet
-from pydantic import Field
 
-from sm120kit.core.data_roots import data_root
 from sm120kit.recipes import load_engine
 from sm120kit.recipes.configurations import Configuration
-from sm120kit.recipes.load import read_toml, validate
+from sm120kit.recipes.load import read_entries
 from sm120kit.recipes.schema import Name, Strict, Strings
 
 
@@ -47,18 +43,13 @@ class KnownDefect(Strict):
         return "; ".join(filter(None, (self.symptom, self.remedy, mended, self.source)))
 
 
-class _DefectsFile(Strict):
-    defect: Annotated[tuple[KnownDefect, ...], Field(strict=False)]
-
-
 def every() -> tuple[KnownDefect, ...]:
     """All defects.
 
     Raises:
         BadInput: the file is not well-formed.
     """
-    path = data_root() / "recipes" / "known_defects.toml"
-    return validate(_DefectsFile, read_toml(path), path).defect
+    return read_entries(KnownDefect, "known_defects", "defect")
 
 
 def of(configuration: Configuration, model_type: str, quantization: str) -> tuple[KnownDefect, ...]:

@@ -16,39 +16,10 @@ from sm120kit.recipes._shell_words import Shell, ShellCommand, commands, expande
 EnvironmentFile = Callable[[str], "Mapping[str, str] | None"]
 """The variables in a file that a launch names, None if it cannot be read."""
 
-_FLAGS = frozenset(
-    (
-        "--rm",
-        "--detach",
-        "--interactive",
-        "--tty",
-        "--init",
-        "--privileged",
-        "--read-only",
-        "--publish-all",
-        "--no-healthcheck",
-        "--quiet",
-    )
-)
+_FLAGS = re.compile(r"--(rm|detach|interactive|tty|init|privileged|read-only|publish-all|no-healthcheck|quiet)")
 _LETTERS = "ditPq"
 _RUN = ("docker", "podman", "nerdctl")
-_IMPLIED = frozenset(
-    (
-        "--rm",
-        "--detach",
-        "--interactive",
-        "--tty",
-        "--init",
-        "--name",
-        "--hostname",
-        "--gpus",
-        "--runtime",
-        "--pull",
-        "--quiet",
-        "--workdir",
-        "--user",
-    )
-)
+_IMPLIED = re.compile(r"--(rm|detach|interactive|tty|init|name|hostname|gpus|runtime|pull|quiet|workdir|user|entrypoint)")
 """Options that serve sets itself, or that its containers do not need."""
 _SHORT = {"e": "--env", "v": "--volume", "p": "--publish", "h": "--hostname", "w": "--workdir", "u": "--user", "m": "--memory"}
 _SHORT |= {"d": "--detach", "i": "--interactive", "t": "--tty", "P": "--publish-all", "q": "--quiet", "c": "--cpu-shares"}
@@ -155,7 +126,7 @@ def _docker_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
             continue
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            if not equals and name not in _FLAGS and rest:
+            if not equals and not _FLAGS.fullmatch(name) and rest:
                 value, *rest = rest
             options.append((name, value))
             continue
@@ -197,7 +168,7 @@ class _ContainerSettings:
         }
         if name in known:
             known[name](value)
-        elif name not in _IMPLIED and name != "--entrypoint":
+        elif not _IMPLIED.fullmatch(name):
             self.left_out.append(f"docker run {name} {value}".strip())
 
     def variable(self, text: str) -> None:
@@ -335,36 +306,9 @@ def _of_compose(document: Mapping[str, Any], environment_file: EnvironmentFile) 
     return replace(launch, left_out=(*launch.left_out, *others))
 
 
-_COMPOSE_IMPLIED = frozenset(
-    (
-        "image",
-        "command",
-        "entrypoint",
-        "environment",
-        "env_file",
-        "volumes",
-        "ports",
-        "shm_size",
-        "ipc",
-        "ulimits",
-        "container_name",
-        "hostname",
-        "deploy",
-        "runtime",
-        "gpus",
-        "stdin_open",
-        "tty",
-        "init",
-        "build",
-        "pull_policy",
-        "logging",
-        "labels",
-        "healthcheck",
-        "working_dir",
-        "user",
-        "profiles",
-        "platform",
-    )
+_SERVICE_KEYS = re.compile(
+    r"image|command|entrypoint|environment|env_file|volumes|ports|shm_size|ipc|ulimits|container_name|hostname|deploy|runtime|"
+    r"gpus|stdin_open|tty|init|build|pull_policy|logging|labels|healthcheck|working_dir|user|profiles|platform"
 )
 
 
@@ -401,7 +345,7 @@ def _of_service(
     limits = service.get("ulimits") or {}
     for name, limit in limits.items() if isinstance(limits, dict) else ():
         container.ulimit(f"{name}={text(limit.get('soft') if isinstance(limit, dict) else limit)}")
-    container.left_out += [f"{key}: {text(value)[:80]}" for key, value in service.items() if key not in _COMPOSE_IMPLIED]
+    container.left_out += [f"{key}: {text(value)[:80]}" for key, value in service.items() if not _SERVICE_KEYS.fullmatch(key)]
     entrypoint = words(service.get("entrypoint") or [])
     return container.launch(
         text(service.get("image")), [*entrypoint, *words(service.get("command") or [])], replaced=bool(entrypoint)

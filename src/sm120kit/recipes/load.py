@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from sm120kit.core import outside
+from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, did_you_mean
 from sm120kit.recipes.schema import (
     ADDED,
@@ -20,8 +20,8 @@ from sm120kit.recipes.schema import (
     PINNED,
     PLATFORM,
     VARIABLE,
-    EngineRecipe,
     Recipe,
+    Strict,
     kind_of,
     known_engines,
 )
@@ -40,7 +40,13 @@ def read(path: Path) -> Recipe:
     engine = str(data.get("engine", FLASHINFER_KEY))
     if engine not in known_engines():
         raise BadInput(f"{path}: engine: {engine!r} is none of {', '.join(known_engines())}", hint)
-    return validate(kind_of(engine), data, path, hint, _bad_references(data, path.stem))
+    return validate(kind_of(engine), data, path, hint, other_name(data, path.stem))
+
+
+def other_name(data: dict[str, Any], stem: str) -> list[str]:
+    """The problem of a file whose key ``name`` is not the file's name; none without the key."""
+    name = data.get("name", stem)
+    return [] if name == stem else [f"name: {name!r} is not the file's name {stem!r}"]
 
 
 def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
@@ -67,80 +73,22 @@ def validate(kind: type[T], data: dict[str, Any], path: Path, hint: str = "", co
     try:
         record = kind.model_validate(data)
     except ValidationError as error:
-        problems += [_explain(details, kind) for details in error.errors()]
+        problems += [problem for details in error.errors() for problem in _explain(details, kind)]
     if problems:
         raise BadInput(problems_message(path, problems), hint)
     return record
 
 
-def _bad_references(data: dict[str, Any], stem: str) -> Iterator[str]:
-    """References to undefined names in a recipe. Reads the raw TOML, so that they are reported with problems of form."""
+def read_entries(kind: type[T], name: str, table: str) -> tuple[T, ...]:
+    """The tables ``[[table]]`` of the built-in file ``recipes/<name>.toml``.
 
-    def table(key: str) -> dict[str, dict[str, Any]]:
-        value = data.get(key)
-        return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
-
-    def strings(value: Any) -> list[str]:
-        return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
-
-    if "name" in data and data["name"] != stem:
-        yield f"name: {data['name']!r} is not the file's name {stem!r}"
-    yield from _unfit_environment(data)
-    if data.get("base") and data.get("base_image"):
-        yield "base_image: set, but there is a base"
-    if kind_of(str(data.get("engine"))) is EngineRecipe:
-        yield from _unfit_source(data)
-        return
-    fetched = [name for name, source in table("sources").items() if "sdist" in source or "git" in source]
-    if len(fetched) != 1:
-        yield f"sources: exactly one must have sdist or git; these have: {', '.join(fetched) or 'none'}"
-    for name, source in table("sources").items():
-        if "inside" in source and source["inside"] not in fetched:
-            near = did_you_mean(source["inside"], fetched)
-            yield f"sources.{name}.inside: {source['inside']!r} is not a fetched source{near}"
-    for name, group in table("groups").items():
-        for module in strings(group.get("modules")) + [sample.split("/")[0] for sample in strings(group.get("samples"))]:
-            if module not in table("modules"):
-                yield f"groups.{name}: no module {module!r}{did_you_mean(module, table('modules'))}"
-    default = data.get("default_group")
-    if isinstance(default, str) and default not in table("groups"):
-        yield f"default_group: no group {default!r}{did_you_mean(default, table('groups'))}"
-
-
-def _unfit_source(data: dict[str, Any]) -> Iterator[str]:
-    """A wheel of another release as the source of an engine, or a second source."""
-    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
-    source, engine, version = data.get("source"), data.get("engine"), data.get("version")
-    if source is not None and data.get("from_source") is not None:
-        yield "source: set, but from_source has the engine's sdist"
-    if data.get("kernel_source") is not None and data.get("from_source") is not None:
-        yield "kernel_source: set, but from_source has the engine's sdist"
-    if not isinstance(source, dict) or not isinstance(source.get("wheel"), str):
-        return
-    with contextlib.suppress(InvalidWheelFilename):
-        name, release, _, _ = parse_wheel_filename(source["wheel"])
-        if (name, str(release)) != (engine, version):
-            yield f"source.wheel: {source['wheel']!r} is not a wheel of {engine} {version}"
-
-
-def _unfit_environment(data: dict[str, Any]) -> Iterator[str]:
-    """Pins that contradict the recipe itself: the engine is not required, or a version is known to be bad."""
-    environment = data.get("environment")
-    requires = environment.get("requires") if isinstance(environment, dict) else None
-    entries = requires if isinstance(requires, list) else []
-    pins = dict(pin.split("==", 1) for pin in entries if isinstance(pin, str) and "==" in pin)
-    engine, version = data.get("engine"), data.get("version")
-    if kind_of(str(engine)) is EngineRecipe and pins.get(str(engine)) != version:
-        yield f"environment.requires: has no '{engine}=={version}', the engine itself"
-    listed = data.get("known_bad")
-    for bad in listed if isinstance(listed, list) else []:
-        if (
-            isinstance(bad, dict)
-            and bad.get("version") is not None
-            and pins.get(str(bad.get("distribution"))) == bad["version"]
-        ):
-            yield f"environment.requires: {bad['distribution']} {bad['version']} is known to be bad: {bad.get('reason')}"
+    Raises:
+        BadInput: the file is not well-formed; the message lists every problem.
+    """
+    path = data_root() / "recipes" / f"{name}.toml"
+    field: dict[str, Any] = {table: (Annotated[tuple[kind, ...], Field(strict=False)], ...)}  # type: ignore[valid-type]
+    listed: tuple[T, ...] = getattr(validate(create_model("File", __base__=Strict, **field), read_toml(path), path), table)
+    return listed
 
 
 def json_schema() -> str:
@@ -154,9 +102,11 @@ def problems_message(path: Path, problems: Sequence[str]) -> str:
     return f"{path}: {len(problems)} problem{'s' * (len(problems) > 1)}\n{listed}"
 
 
-def _explain(details: Any, kind: type[BaseModel]) -> str:
-    """A line for an error of pydantic: the key with its tables, the problem, and a known key with a similar name."""
+def _explain(details: Any, kind: type[BaseModel]) -> list[str]:
+    """Lines for an error of pydantic: the key with its tables, the problem, and a known key with a similar name."""
     location = [str(part) for part in details["loc"]]
+    if not location:  # of the whole file: a line for each of its contradictions
+        return str(details["ctx"]["error"]).splitlines()
     known = _keys_at(location[:-1], kind)
     tag = {"sources": 2, "source": 1}.get(location[0])
     if tag and len(location) > tag:
@@ -164,14 +114,14 @@ def _explain(details: Any, kind: type[BaseModel]) -> str:
     key = ".".join(location)
     error, value = details["type"], details["input"]
     if error == "extra_forbidden":
-        return f"{key}: unknown key{did_you_mean(location[-1], known)}"
+        return [f"{key}: unknown key{did_you_mean(location[-1], known)}"]
     if error == "missing":
-        return f"{key}: missing"
+        return [f"{key}: missing"]
     if error == "string_pattern_mismatch":
-        return f"{key}: {value!r} {_PATTERN_TEXTS.get(details['ctx']['pattern'], 'is not well-formed')}"
+        return [f"{key}: {value!r} {_PATTERN_TEXTS.get(details['ctx']['pattern'], 'is not well-formed')}"]
     if error == "value_error":
-        return f"{key}: {details['ctx']['error']}"
-    return f"{key}: {details['msg'][0].lower()}{details['msg'][1:]}; it is {value!r}"
+        return [f"{key}: {details['ctx']['error']}"]
+    return [f"{key}: {details['msg'][0].lower()}{details['msg'][1:]}; it is {value!r}"]
 
 
 _PATTERN_TEXTS = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -13,12 +15,10 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
-from sm120kit.core.errors import NotFound
+from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.records import Arch
 from sm120kit.core.urls import redacted
 from sm120kit.engines import Engine, all_engines, find, of_recipe
@@ -65,6 +65,16 @@ class Strict(BaseModel):
     # Validators are built when they are first used: a command reads one or two kinds of files.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if problems := [*self.contradictions()]:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def contradictions(self) -> Iterator[str]:
+        """Contradictions between fields, each of which is valid."""
+        return iter(())
+
 
 class SdistSource(Strict):
     """A source distribution; ``sdist`` is its name on the Python index."""
@@ -109,8 +119,6 @@ Source = Annotated[
 
 
 def _wheel_name(name: str) -> str:
-    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
     try:
         parse_wheel_filename(name)
     except InvalidWheelFilename as error:
@@ -146,8 +154,6 @@ class PatchedWheel(WheelSource):
     @property
     def pin(self) -> WheelPin:
         """The wheel as a source. Its project, the name of the series, is that of the distribution."""
-        from packaging.utils import parse_wheel_filename
-
         name, version, _, _ = parse_wheel_filename(self.wheel)
         return WheelPin(name, name, str(version), self.sha256, self.wheel)
 
@@ -323,11 +329,10 @@ class InjectedTable(Strict):
     definitions: dict[str, RelativePath] = {}
     reason: str
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> InjectedTable:
+    def contradictions(self) -> Iterator[str]:
+        """Fields of both kinds."""
         if (self.project is None) != (self.version is None) or (self.project is None) != bool(self.files):
-            raise ValueError("needs either project and version, or files")
-        return self
+            yield "needs either project and version, or files"
 
 
 class TargetTable(Strict):
@@ -409,6 +414,22 @@ class FlashInferRecipe(Strict):
     def made_from(self) -> str:
         """The sources, in prose."""
         return ", ".join(f"{project} {source.version}" for project, source in self.sources.items())
+
+    def contradictions(self) -> Iterator[str]:
+        """References to undefined names."""
+        fetched = [name for name, source in self.sources.items() if not isinstance(source, InsideSource)]
+        if len(fetched) != 1:
+            yield f"sources: exactly one must have sdist or git; these have: {', '.join(fetched) or 'none'}"
+        for name, source in self.sources.items():
+            if isinstance(source, InsideSource) and source.inside not in fetched:
+                near = did_you_mean(source.inside, fetched)
+                yield f"sources.{name}.inside: {source.inside!r} is not a fetched source{near}"
+        for name, group in self.groups.items():
+            for module in (*group.modules, *(sample.split("/")[0] for sample in group.samples)):
+                if module not in self.modules:
+                    yield f"groups.{name}: no module {module!r}{did_you_mean(module, self.modules)}"
+        if self.default_group not in self.groups:
+            yield f"default_group: no group {self.default_group!r}{did_you_mean(self.default_group, self.groups)}"
 
     def require_kernels(self) -> FlashInferRecipe:
         """This recipe, as :meth:`EngineRecipe.require_kernels` has none."""
@@ -541,32 +562,33 @@ class EngineRecipe(Strict):
     sources: ClassVar[dict[str, Source]] = {}
     """Those of its FlashInfer recipe; its own is ``source``."""
 
-    @field_validator("patched")
-    @classmethod
-    def _patched_once(cls, patched: tuple[PatchedWheel, ...], info: ValidationInfo) -> tuple[PatchedWheel, ...]:
-        projects = [info.data.get("engine"), *(wheel.pin.project for wheel in patched)]
-        if again := sorted({str(name) for name in projects if projects.count(name) > 1}):
-            raise ValueError(f"{', '.join(again)} twice; the engine's own series is that of source or from_source")
-        return patched
-
-    @field_validator("as_released")
-    @classmethod
-    def _released_or_patched(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        patched = {wheel.pin.project for wheel in info.data.get("patched", ())}
-        if info.data.get("source") or info.data.get("from_source"):
-            patched.add(str(info.data.get("engine")))
-        if both := sorted(patched & {*names}):
-            raise ValueError(f"{', '.join(both)}: the recipe has a source of it to which patches are applied")
-        return names
-
-    @field_validator("files")
-    @classmethod
-    def _added_once(cls, files: tuple[AddedFile, ...]) -> tuple[AddedFile, ...]:
-        paths = [each.path for each in files]
+    def contradictions(self) -> Iterator[str]:
+        """Sources and pins that contradict each other, and names that are given twice."""
+        if self.base and self.base_image:
+            yield "base_image: set, but there is a base"
+        pins = dict(pin.split("==") for pin in self.environment.requires)
+        if pins.get(self.engine) != self.version:
+            yield f"environment.requires: has no '{self.engine}=={self.version}', the engine itself"
+        for bad in self.known_bad:
+            if pins.get(bad.distribution) == bad.version:
+                yield f"environment.requires: {bad.distribution} {bad.version} is known to be bad: {bad.reason}"
+        for key in ("source", "kernel_source"):
+            if getattr(self, key) and self.from_source:
+                yield f"{key}: set, but from_source has the engine's sdist"
+        if isinstance(self.source, WheelSource):
+            name, release, _, _ = parse_wheel_filename(self.source.wheel)
+            if (name, str(release)) != (self.engine, self.version):
+                yield f"source.wheel: {self.source.wheel!r} is not a wheel of {self.engine} {self.version}"
+        projects = [self.engine, *(wheel.pin.project for wheel in self.patched)]
+        if again := sorted({name for name in projects if projects.count(name) > 1}):
+            yield f"patched: {', '.join(again)} twice; the engine's own series is that of source or from_source"
+        patched = {*projects[0 if self.source or self.from_source else 1 :]}
+        if both := sorted(patched & {*self.as_released}):
+            yield f"as_released: {', '.join(both)}: the recipe has a source of it to which patches are applied"
+        paths = [each.path for each in self.files]
         above = {"/".join(path.split("/")[:depth]) for path in paths for depth in range(1, path.count("/") + 1)}
         if again := sorted({path for path in paths if paths.count(path) > 1 or path in above}):
-            raise ValueError(f"{', '.join(again)} is named twice, or is also a directory")
-        return files
+            yield f"files: {', '.join(again)} is named twice, or is also a directory"
 
     def inputs(self) -> dict[str, Any]:
         """The fields that decide the result, without prose, as in a lockfile.

@@ -202,16 +202,6 @@ class FlashInferTarget(Target):
         return self.source.tree
 
     @property
-    def series_tree(self) -> PatchedTree:
-        """The source with its series, without local patches."""
-        return self.source.series_tree
-
-    @property
-    def unpatched_tree(self) -> PatchedTree:
-        """The source without the patch series."""
-        return self.source.unpatched_tree
-
-    @property
     def sources(self) -> tuple[PatchSource, ...]:
         """The sources of the recipe: one."""
         return (self.source,)
@@ -348,7 +338,7 @@ def with_local(target: Target, patches: Sequence[ForeignPatch]) -> Target:
     """
     engine = target.engine
     own = engine.sources if engine else ()
-    flashinfer, *others = apply_local(patches, [target.flashinfer.series_tree, *(source.series_tree for source in own)])
+    flashinfer, *others = apply_local(patches, [target.flashinfer.source.series_tree, *(source.series_tree for source in own)])
     kernels = replace(target.flashinfer, local=flashinfer if flashinfer.local else None)
     changed = {tree.checkout.pin.project: tree for tree in others if tree.local}
     return replace(engine, flashinfer=kernels, local=changed) if engine else kernels

@@ -135,7 +135,7 @@ def _programs(
     (cutlass,) = (inside for inside in recipe.inside if inside.project == "cutlass")
     tree, stock = (
         gpu_tests.EngineTree(export_tree(source, workspace), source.tree, cutlass.path)
-        for source in (patched, target.unpatched_tree)
+        for source in (patched, target.source.unpatched_tree)
     )
     matrix = gpu_tests.matrix_of(tile_table(recipe, patched, tools, workspace), pattern=scope.only, quick=scope.quick)
     seeded = [gpu_tests.stock_fault(stock)]

@@ -38,7 +38,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """FlashInfer 0.6.6 as it was released and with the series of this repository."""
     target = resolve_flashinfer("flashinfer-0.6.6", Options(Workspace.open(tmp_path_factory.mktemp("state"))))
     directory = tmp_path_factory.mktemp("trees")
-    for name, tree in {"before": target.unpatched_tree, "after": target.tree}.items():
+    for name, tree in {"before": target.source.unpatched_tree, "after": target.tree}.items():
         patches.materialise(tree, directory / name)
     return {"before": directory / "before", "after": directory / "after"}
 

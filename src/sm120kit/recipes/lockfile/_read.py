@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from sm120kit.core.errors import Mismatch
-from sm120kit.core.outside import read_found
 from sm120kit.core.record_files import record_json
+from sm120kit.recipes._locked_text import read_locked
 from sm120kit.recipes.recipe_records import Lock
 
 
@@ -35,31 +31,4 @@ def read_with_build_id(path: Path) -> tuple[Lock, str]:
     Raises:
         Mismatch: the file does not exist, or its text is not what ``recipe lock`` writes.
     """
-    name = path.name.removesuffix(".lock.json")
-    try:
-        content = read_found(path)
-    except FileNotFoundError as error:
-        raise Mismatch(f"{name} is not locked: there is no {path}", f"lock it: sm120kit recipe lock {name}") from error
-    except OSError as error:
-        raise Mismatch(f"{path} cannot be read: {error.strerror}", f"lock it: sm120kit recipe lock {name}") from error
-    return _parse(path, content)
-
-
-@functools.lru_cache(maxsize=8)
-def _parse(path: Path, content: bytes) -> tuple[Lock, str]:
-    name = path.name.removesuffix(".lock.json")
-    try:
-        lock = TypeAdapter(Lock).validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Mismatch(
-            f"{path} is not a lockfile: {where}{': ' * bool(where)}{first['msg']}",
-            f"write it again: sm120kit recipe lock {name}",
-        ) from error
-    if text(lock).encode() != content:
-        raise Mismatch(
-            f"{path} was edited: it has keys or spaces that `recipe lock` does not write",
-            f"write it again: sm120kit recipe lock {name}",
-        )
-    return lock, hashlib.sha256(content).hexdigest()
+    return read_locked(Lock, path)

@@ -49,7 +49,7 @@ def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:
     require_patched(target.recipe, closures)
     read_added(target.recipe)
     rests_on = "" if target is flashinfer else f"{flashinfer.recipe.name} {flashinfer.build_id}"
-    trees = flashinfer.series_tree, *target.python_trees(closures)
+    trees = flashinfer.source.series_tree, *target.python_trees(closures)
     lock = assemble(target.recipe, flashinfer.recipe, trees, flashinfer.overrides, closures, rests_on)
     return replace(lock, base_image=_base(target.recipe, target.recipe.base)) if target.recipe.base else lock
 
