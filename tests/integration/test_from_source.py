@@ -5,21 +5,16 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sm120kit.core import toolchain
-from sm120kit.core.memory import Costs
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.target import EngineTarget, resolve
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels import _extensions, from_source
+from sm120kit.wheels import from_source
 from sm120kit.wheels._extensions import cmake_program
-from sm120kit.wheels.build_records import Module, Unit
-from sm120kit.wheels.compile import CompileSettings
 
 
 def test_patched_vllm_builds_no_cutlass_2_kernels_for_sm12x(tmp_path: Path) -> None:
@@ -100,41 +95,3 @@ def test_patched_vllm_chooses_triton_for_int8_on_sm12x(tmp_path: Path) -> None:
     code = re.sub(r"//.*", "", repository.read(base, dispatch).decode())
     call = re.search(r"dispatch_scaled_mm\(([^;]*)\);", code)
     assert call and call[1].split(",")[7].strip() == "nullptr", "its INT8 function"
-
-
-def test_ptx_of_units_is_made_by_the_commands_of_the_build(tmp_path: Path) -> None:
-    """With nvcc, ninja and a build.ninja as CMake writes it: flags of each unit, and files of one name in two directories."""
-    tools = toolchain.find()
-    work = tmp_path / "work"
-    for directory in ("one", "two"):
-        source = work / _extensions.SOURCE / directory / "kernel.cu"
-        source.parent.mkdir(parents=True)
-        source.write_text('#include "value.h"\n__global__ void NAME(int* x) { *x = VALUE; }\n')
-        (source.parent / "value.h").write_text(f"#define VALUE {len(directory)}{ord(directory[0])}\n")
-    launcher = f"{sys.executable} -m sm120kit.core.memory"
-    nvcc = f"{launcher} {tools.cuda_home}/bin/nvcc -ccbin {tools.host_compiler}"
-    statements = [
-        "ninja_required_version = 1.3",
-        "rule cu",
-        f"  command = {nvcc} $flags -MD -MT $out -MF $out.d -x cu -c $in -o $out",
-        "rule link",
-        "  command = touch $out",
-    ]
-    units = []
-    for directory in ("one", "two"):
-        output = f"CMakeFiles/m.dir/{directory}/kernel.cu.o"
-        flags = f"  flags = -DNAME=k_{directory} -gencode arch=compute_120f,code=sm_120f"
-        statements += [f"build {output}: cu {work}/{_extensions.SOURCE}/{directory}/kernel.cu", flags]
-        units.append(Unit("m", f"{directory}/kernel.cu", output, 2**28, 1.0))
-    statements += [f"build m.so: link {' '.join(unit.output for unit in units)}", ""]
-    (work / "build.ninja").write_text("\n".join(statements))
-    (work / "configured").touch()
-    plan = SimpleNamespace(recipe="engine", modules=(Module("m", "m.so", tuple(units), True, ()),))
-    site = _extensions.BuildSite(work, Path(sys.executable), ())
-    settings = CompileSettings(Costs(tmp_path / "costs.json"), jobs=1)
-    texts = _extensions.compile_ptx(SimpleNamespace(plan=plan), site, units, settings)  # type: ignore[arg-type]
-    assert list(texts) == ["m/one/kernel.cu", "m/two/kernel.cu"]
-    for directory, text in zip(("one", "two"), texts.values(), strict=True):
-        assert ".target sm_120f" in text and re.findall(r"\.entry (\w+)", text) == [f"_Z5k_{directory}Pi"]
-        assert f", {len(directory)}{ord(directory[0])};" in text
-    assert not list(work.rglob("*.o"))

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,13 +29,10 @@ from sm120kit.wheels._check import check_modules
 from sm120kit.wheels._cuda_home import link_toolchain
 from sm120kit.wheels._kernel_wheel import require_path_for_cmake, user_variables
 from sm120kit.wheels._repack import repack, repacked_record
-from sm120kit.wheels.build_records import Artifacts, BuildPlan, Module, Unit
+from sm120kit.wheels.build_records import Artifacts, BuildPlan, Module
 from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, ninja_program, run_gated
 from sm120kit.wheels.pack import local_version
 from sm120kit.wheels.published_wheels import publish
-
-PTX_NINJA = "ptx.ninja"
-"""Ninja file of :func:`compile_ptx`, in the work directory."""
 
 SOURCE, STAND_INS = "source", "stand-ins"
 """Directories of the work directory, beside that of the environment and those of projects, which have the projects' names."""
@@ -106,8 +103,11 @@ def compile_extensions(build: ExtensionBuild, site: BuildSite, settings: Compile
         CheckFailed: CMake fetched something, or compiles other units than those of the recipe.
         ResourceUnavailable, CompileFailed: as :func:`sm120kit.wheels.compile.compile_units`.
     """
-    plan, work = build.plan, site.work
-    _configure_once(build, site)
+    plan, work, configured = build.plan, site.work, site.work / "configured"
+    if not configured.is_file():
+        _configure(plan, build.table, site)
+        configured.touch()
+    _require_units(plan, site)
     units = [unit for module in plan.modules for unit in module.units]
     libraries = [module.library for module in plan.modules]
     done, finished = run_gated(
@@ -120,60 +120,6 @@ def compile_extensions(build: ExtensionBuild, site: BuildSite, settings: Compile
     )
     if done.returncode != 0:
         raise compile_error(done.stdout + done.stderr, finished, work / LOG)
-
-
-def compile_ptx(build: ExtensionBuild, site: BuildSite, units: Sequence[Unit], settings: CompileSettings) -> dict[str, str]:
-    """The PTX of units of the plan, by :func:`unit_path`: their commands with -ptx instead of -c.
-
-    Raises:
-        As :func:`compile_extensions`.
-    """
-    work = site.work
-    _configure_once(build, site)
-    commands = {output: argv for module in build.plan.modules for output, argv in _commands(module, work).items()}
-    outputs = {unit.output: f"{unit.output.removesuffix('.o')}.ptx" for unit in units}
-    lines = ["ninja_required_version = 1.3", "rule ptx", "  command = $argv"]
-    for unit in units:
-        argv = shlex.join(_ptx_command(commands[unit.output], outputs[unit.output])).replace("$", "$$")
-        lines += [f"build {outputs[unit.output]}: ptx {SOURCE}/{unit.source}", f"  argv = {argv}"]
-    write_atomic(work / PTX_NINJA, "\n".join([*lines, ""]).encode())
-    written = [replace(unit, output=outputs[unit.output]) for unit in units]
-    done, finished = run_gated(
-        [*site.isolation, ninja_program(), "-f", PTX_NINJA, "-j", str(settings.parallel)],
-        work,
-        [unit for unit in written if not (work / unit.output).is_file()],
-        written,
-        settings,
-        env={**dict.fromkeys(user_variables()), "PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    if done.returncode != 0:
-        raise compile_error(done.stdout + done.stderr, finished, work / LOG)
-    return {unit_path(unit): (work / unit.output).read_text() for unit in written}
-
-
-def unit_path(unit: Unit) -> str:
-    """Module and path in the engine's source: files in several directories may have one name."""
-    return f"{unit.module}/{unit.source}"
-
-
-def _ptx_command(argv: Sequence[str], output: str) -> list[str]:
-    """The command of a unit that writes PTX to ``output``, and no list of what it includes."""
-    command, rest = [], iter(argv)
-    for argument in rest:
-        if argument in ("-MT", "-MF", "-o"):
-            next(rest)
-        elif argument != "-MD":
-            command.append("-ptx" if argument == "-c" else argument)
-    return [*command, "-o", output]
-
-
-def _configure_once(build: ExtensionBuild, site: BuildSite) -> None:
-    """Configure the project unless an earlier run did; see :func:`compile_extensions` for errors."""
-    configured = site.work / "configured"
-    if not configured.is_file():
-        _configure(build.plan, build.table, site)
-        configured.touch()
-    _require_units(build.plan, site)
 
 
 def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None:

@@ -7,13 +7,11 @@ network where the system permits that, and fails if it fetched something.
 
 from __future__ import annotations
 
-import fnmatch
 import importlib.metadata
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes, sources
 from sm120kit.core import reporting, toolchain
@@ -32,12 +30,9 @@ from sm120kit.wheels import _extensions
 from sm120kit.wheels import _plan as plans
 from sm120kit.wheels._extensions import BuildSite, ExtensionBuild
 from sm120kit.wheels.build_records import Artifacts, RepackedWheel
-from sm120kit.wheels.compile import CompileSettings
+from sm120kit.wheels.compile import CompileSettings, Progress
 from sm120kit.wheels.overlay import locked_wheels, patched_members, write_patched_members
 from sm120kit.wheels.published_wheels import build_once
-
-if TYPE_CHECKING:
-    from sm120kit.wheels.compile import Progress
 
 
 def require_source(target: EngineTarget) -> PatchedTree:
@@ -116,7 +111,7 @@ def build_extensions(
     """
     plan, recipe, workspace = build.plan, build.recipe, options.workspace
     planned = RepackedWheel(plan, patched_members(recipe.engine, build.tree))
-    name = _work_name(build)
+    name = f"{recipe.name}-from-source-{plan.digest[:12]}"
 
     def make(directory: Path) -> Artifacts | None:
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
@@ -139,36 +134,6 @@ def build_extensions(
         return artifacts
 
     return build_once(planned, name, options, make)
-
-
-def unit_ptx(target: EngineTarget, pattern: str, watch: Callable[[Progress], None] = lambda progress: None) -> dict[str, str]:
-    """The PTX of the units of an engine's extension modules whose ``module/path`` contains ``pattern`` or matches it.
-
-    The work directory is that of :func:`build_extensions`, and stays.
-
-    Raises:
-        NotFound: nothing of the engine can be built from source, or no unit matches.
-        As :func:`build_extensions`.
-    """
-    build, options = plan_extensions(target), target.options
-    plan, workspace = build.plan, options.workspace
-    units = [unit for module in plan.modules for unit in module.units if unit.source.endswith(".cu")]
-    paths = {unit: _extensions.unit_path(unit) for unit in units}
-    chosen = [unit for unit, path in paths.items() if pattern in path or fnmatch.fnmatch(path, pattern)]
-    if not chosen:
-        raise NotFound(f"no unit of {plan.recipe} matches {pattern!r}", f"units: {', '.join(paths.values())}")
-    name = _work_name(build)
-    with workspace.exclusive(name):
-        wheels = sources.wheelhouse(build.wheels, workspace, options.origin)
-        site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
-        write_record(site.work / "plan.json", plan)
-        _prepare(build, site, list(wheels))
-        reporting.info(f"compiling {len(chosen)} units to PTX")
-        return _extensions.compile_ptx(build, site, chosen, CompileSettings.of(options, watch))
-
-
-def _work_name(build: ExtensionBuild) -> str:
-    return f"{build.recipe.name}-from-source-{build.plan.digest[:12]}"
 
 
 def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path]) -> None:

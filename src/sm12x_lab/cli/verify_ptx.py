@@ -55,7 +55,7 @@ class PtxOutput:
 def verify_ptx(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="FILE|RECIPE", help="PTX for sm_120a or sm_120f, or a recipe of FlashInfer or of an engine."),
+        typer.Argument(metavar="FILE|RECIPE", help="PTX for sm_120a or sm_120f, or a FlashInfer recipe."),
     ] = None,
     *,
     selection: PtxSelection,
@@ -141,24 +141,15 @@ def _verify_build(
     from sm12x_lab.ptx import ptx_session
     from sm120kit.cli.build import watcher
     from sm120kit.core.errors import BadInput
-    from sm120kit.recipes.target import resolve
-    from sm120kit.wheels import flashinfer, from_source
+    from sm120kit.recipes.target import resolve_flashinfer
+    from sm120kit.wheels import flashinfer
 
-    target = resolve(name, options)
-    if target.engine:
-        if request.archs or request.group:
-            raise typer.BadParameter("--arch and --kernels are for FlashInfer recipes", param_hint="RECIPE")
-        tree = from_source.require_source(target.engine)
-    else:
-        tree = target.flashinfer.tree
+    target = resolve_flashinfer(name, options)
     with watcher() as watch:
-        if target.engine:
-            texts = from_source.unit_ptx(target.engine, pattern, watch)
-        else:
-            texts = flashinfer.unit_ptx(target.flashinfer, request, pattern, watch)
+        texts = flashinfer.unit_ptx(target, request, pattern, watch)
     units = ptx_session.rewrite_units(texts, options.workspace.cache, capture)
     if as_json:
-        console.json_data({"recipe": target.recipe.name, "tree": tree.tree, "units": ptx_session.units_data(units)})
+        console.json_data({"recipe": target.recipe.name, "tree": target.tree.tree, "units": ptx_session.units_data(units)})
     else:
         _show_units(units)
     refused = [unit for unit in units if unit.refused]
