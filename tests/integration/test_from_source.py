@@ -13,7 +13,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.target import EngineTarget, resolve
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels import from_source
+from sm120kit.wheels import _from_source
 from sm120kit.wheels._extensions import cmake_program
 
 
@@ -21,7 +21,7 @@ def test_patched_vllm_builds_no_cutlass_2_kernels_for_sm12x(tmp_path: Path) -> N
     """The effect of the patch of vLLM's CMakeLists.txt, with CMake and vLLM's own functions."""
     target = resolve("vllm-0.20.0", Options(Workspace.open(tmp_path)))
     assert isinstance(target, EngineTarget)
-    tree = from_source.require_source(target)
+    tree = _from_source.require_source(target)
     repository = Repository(tree.checkout.repository)
     (tmp_path / "utils.cmake").write_bytes(repository.read(tree.commit, "cmake/utils.cmake"))
 
@@ -79,7 +79,7 @@ def test_patched_vllm_chooses_triton_for_int8_on_sm12x(tmp_path: Path) -> None:
     """The effect of the patch of vLLM's choice of kernels, with its own code; the CUTLASS kernel has no code for SM12x."""
     target = resolve("vllm-0.20.0", Options(Workspace.open(tmp_path)))
     assert isinstance(target, EngineTarget)
-    tree = from_source.require_source(target)
+    tree = _from_source.require_source(target)
     repository = Repository(tree.checkout.repository)
 
     def chosen(commit: str, capability: tuple[int, int]) -> str:

@@ -20,8 +20,8 @@ from sm120kit.core.errors import CheckFailed
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.wheels import pack
-from sm120kit.wheels._plan import NO_TOOLCHAIN, BuildEnvironment, Selection, plan_flashinfer
-from sm120kit.wheels.build_records import BuildPlan
+from sm120kit.wheels._plan import BuildEnvironment, Selection, plan_flashinfer
+from sm120kit.wheels.build_records import NO_TOOLCHAIN, BuildPlan
 
 RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
 HEADER = "include/scale.cuh"

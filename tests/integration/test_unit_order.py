@@ -45,7 +45,7 @@ def compile_in(work: Path, modules: list[tuple[Module, Generated]]) -> list[str]
     (work / "started").write_text("")
     toolchain = Toolchain(Path(), "13.0.88", "c++", "12.2")
     plans, generated = zip(*modules, strict=True)
-    plan = BuildPlan("r", "flashinfer", "1", (Arch.SM_120F,), ("g",), "", "", plans, (), toolchain, "")
+    plan = BuildPlan("r", "flashinfer", "1", "", "", (Arch.SM_120F,), ("g",), plans, (), toolchain)
     compile_units(plan, generated, work, CompileSettings(Costs(work / "costs.json"), jobs=1))
     return (work / "started").read_text().splitlines()
 

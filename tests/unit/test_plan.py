@@ -25,7 +25,7 @@ from sm120kit.sources import Origin
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Checkout
 from sm120kit.wheels import _plan, image_wheels
-from sm120kit.wheels.build_records import BuildPlan, BuildRequest, Generated, Stage
+from sm120kit.wheels.build_records import NO_TOOLCHAIN, BuildPlan, BuildRequest, Generated, Stage
 
 RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
 TREE = PatchedTree(Checkout(RECIPE.pin, Path("/repository"), "c" * 40, "d" * 40), RECIPE.inside, "a" * 40, "b" * 40, ())
@@ -74,7 +74,7 @@ def test_generators_are_limited_to_samples_of_unpacked_modules() -> None:
 def test_group_without_kernels_leaves_out_every_module_and_needs_no_compiler() -> None:
     selection = _plan.Selection(RECIPE, (Arch.SM_120F,), recipes.NO_KERNELS)
     assert _plan.generator_requests(selection) == {} and selection.directory == "flashinfer-0.6.6-none"
-    made = _plan.plan_flashinfer(selection, TREE, (), _plan.BuildEnvironment(_plan.NO_TOOLCHAIN, {}), ())
+    made = _plan.plan_flashinfer(selection, TREE, (), _plan.BuildEnvironment(NO_TOOLCHAIN, {}), ())
     assert made.modules == () and {entry.what for entry in made.left_out} == {*RECIPE.modules}
     assert {entry.reason for entry in made.left_out} == {"compiled on first use: not in kernel group none"}
     with pytest.raises(NotFound, match="no kernel group 'nine'") as unknown:
@@ -84,7 +84,7 @@ def test_group_without_kernels_leaves_out_every_module_and_needs_no_compiler() -
 
 def test_wheel_without_modules_follows_from_its_tree() -> None:
     """It has the patched sources, which FlashInfer compiles on first use."""
-    selection, environment = _plan.Selection(RECIPE, RECIPE.archs, "none"), _plan.BuildEnvironment(_plan.NO_TOOLCHAIN, {})
+    selection, environment = _plan.Selection(RECIPE, RECIPE.archs, "none"), _plan.BuildEnvironment(NO_TOOLCHAIN, {})
     before, again, after = (
         _plan.plan_flashinfer(selection, replace(TREE, tree=tree), (), environment, ()).digest for tree in ("a", "a", "b")
     )

@@ -24,7 +24,6 @@ from sm120kit.images.image_records import BuiltWheel
 from sm120kit.images.oci import Layout
 from sm120kit.images.remote_cache import ARTIFACT, CacheAccess, RegistryCache
 from sm120kit.sources.source_records import LockedWheel
-from sm120kit.wheels._plan import NO_TOOLCHAIN
 from sm120kit.wheels.build_records import Artifacts, BuildPlan
 from sm120kit.wheels.published_wheels import published, push, remote_key, shared
 
@@ -270,7 +269,7 @@ def test_unusable_repository_and_key_are_refused_at_once(registry: RegistryServe
 
 
 def plan_of(digest: str = "c" * 64) -> BuildPlan:
-    return BuildPlan("flashinfer-1.0", "flashinfer", "1.0", (), ("all",), "tree", "commit", (), (), NO_TOOLCHAIN, digest)
+    return BuildPlan("flashinfer-1.0", "flashinfer", "1.0", "tree", "commit", groups=("all",), digest=digest)
 
 
 def build_files(plan: BuildPlan, wheel: bytes = b"wheel") -> dict[str, bytes]:

@@ -21,7 +21,7 @@ from sm120kit.sources import Origin, fetch
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Checkout, WheelPin
-from sm120kit.wheels import from_source
+from sm120kit.wheels import _from_source
 
 NAME = "demo-1.0-cp311-cp311-linux_x86_64.whl"
 METADATA = "demo-1.0.dist-info/METADATA"
@@ -224,4 +224,4 @@ def test_wheel_as_source_builds_no_extension(tmp_path: Path, workspace: Workspac
     target = targets.resolve(str(written(tmp_path)), Options(workspace))
     assert isinstance(target, targets.EngineTarget)
     with pytest.raises(Sm120kitError, match="has nothing that can be built from source"):
-        from_source.require_source(target)
+        _from_source.require_source(target)

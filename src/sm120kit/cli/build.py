@@ -164,10 +164,7 @@ def _require_applicable(kernels: KernelOptions, steps: BuildOptions, base: str, 
         typer.BadParameter: with the first of them.
     """
     if base and not delivers:
-        raise typer.BadParameter(
-            "--base is for an engine's image, which is built without --to and --dry-run; `sm120kit image build` builds one of"
-            " FlashInfer"
-        )
+        raise typer.BadParameter("--base is for an engine's image, which is built without --to and --dry-run")
     if engine and kernels.arch:
         raise typer.BadParameter("the recipe of an engine lists the archs of its image")
     if steps.from_source and not engine:

@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
@@ -34,12 +33,9 @@ from sm120kit.wheels import _plan as plans
 from sm120kit.wheels._check import check_modules, tvm_ffi_loader
 from sm120kit.wheels._cuda_home import link_toolchain, relink
 from sm120kit.wheels.build_records import Artifacts, BuildPlan, BuildRequest, Stage, WheelBuild
-from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, run_gated
+from sm120kit.wheels.compile import LOG, CompileSettings, Progress, compile_error, run_gated
 from sm120kit.wheels.pack import local_version
 from sm120kit.wheels.published_wheels import build_once, publish, wheel_record
-
-if TYPE_CHECKING:
-    from sm120kit.wheels.compile import Progress
 
 PACKAGE = "sm120kit_kernels"
 BUILD_PACKAGES = ("cmake", "ninja", "scikit_build_core", "tvm_ffi")

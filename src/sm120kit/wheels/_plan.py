@@ -6,7 +6,7 @@ import fnmatch
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from sm120kit.core.digests import digest_of
@@ -15,7 +15,7 @@ from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, FlashInferRecipe, ModuleTable, TargetTable, group
 from sm120kit.sources.source_records import LockedWheel
-from sm120kit.wheels.build_records import BuildPlan, Generated, Module, Unit
+from sm120kit.wheels.build_records import NO_TOOLCHAIN, BuildPlan, Generated, Module, Unit
 
 PLAN_FORMAT = 2
 """Increased when a newer sm120kit would build the same inputs differently."""
@@ -25,9 +25,6 @@ DEFAULT_COST = {".cu": (2 * 2**30, 30.0), ".cpp": (2**29, 10.0)}
 
 KERNEL_COST = (int(5.6 * 2**30), 75.0)
 """Peak bytes and seconds of one of our own kernels, which are all alike: measured with nvcc 13.0.88."""
-
-NO_TOOLCHAIN = Toolchain(Path(), "none", "none", "none")
-"""Toolchain of a plan that compiles nothing."""
 
 MeasuredCost = Callable[[str], tuple[int, float] | None]
 """Peak bytes and seconds of a unit, ``module/file``, when it was last compiled; None for a new unit."""
@@ -142,7 +139,6 @@ def plan_flashinfer(
         modules=tuple(modules),
         left_out=tuple(left_out),
         toolchain=environment.toolchain,
-        digest="",
     )
     return _with_digest(plan, inputs)
 
@@ -183,7 +179,6 @@ def plan_kernel_wheel(
         modules=(Module("kernels", "sm120kit_kernels.so", tuple(units), True, expect),),
         left_out=tuple(LeftOut(name, f"its name does not start with {prefix}") for name in kernels if name not in chosen),
         toolchain=environment.toolchain,
-        digest="",
     )
     inputs = {
         "recipe": [plan.recipe, version],
@@ -248,13 +243,11 @@ def plan_extensions(
         engine=recipe.engine,
         version=recipe.version,
         archs=recipe.archs,
-        groups=(),
         tree=tree.tree,
         commit=tree.commit,
         modules=tuple(modules),
         left_out=tuple(LeftOut(name, filled.reason) for name, filled in table.injected.items() if filled.files),
         toolchain=environment.toolchain,
-        digest="",
     )
     return _with_digest(plan, inputs)
 
@@ -268,14 +261,8 @@ def plan_overlay(recipe: EngineRecipe, tree: PatchedTree, official: LockedWheel,
         recipe=recipe.name,
         engine=official.name,
         version=official.version,
-        archs=(),
-        groups=(),
         tree=tree.tree,
         commit=tree.commit,
-        modules=(),
-        left_out=(),
-        toolchain=NO_TOOLCHAIN,
-        digest="",
     )
     return _with_digest(plan, {"commit": tree.commit, "official": official.sha256, "replaced": sorted(replaced)})
 

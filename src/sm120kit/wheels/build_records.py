@@ -12,6 +12,9 @@ from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes.schema import FlashInferRecipe
 
+NO_TOOLCHAIN = Toolchain(Path(), "none", "none", "none")
+"""Toolchain of a plan that compiles nothing."""
+
 
 class Stage(StrEnum):
     """The stages of a build, in order; a build can stop after each."""
@@ -92,14 +95,14 @@ class BuildPlan:
     recipe: str
     engine: str
     version: str
-    archs: tuple[Arch, ...]
-    groups: tuple[str, ...]
     tree: str
     commit: str
-    modules: tuple[Module, ...]
-    left_out: tuple[LeftOut, ...]
-    toolchain: Toolchain
-    digest: str
+    archs: tuple[Arch, ...] = ()
+    groups: tuple[str, ...] = ()
+    modules: tuple[Module, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    toolchain: Toolchain = NO_TOOLCHAIN
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,30 +125,33 @@ class Artifacts:
     left_out: tuple[LeftOut, ...]
 
 
-@dataclass(frozen=True)
-class WheelBuild:
-    """The records of the stages that the build of a FlashInfer wheel or of the kernel wheel reached.
+@dataclass(frozen=True, kw_only=True)
+class _Build:
+    """A build, with its artifacts once the wheel exists. ``ran`` is false if they are those of an earlier build."""
 
-    ``ran`` is false if the artifacts are those of an earlier build.
-    """
-
-    recipe: FlashInferRecipe
-    tree: PatchedTree | None = None
-    plan: BuildPlan | None = None
     artifacts: Artifacts | None = None
     directory: Path | None = None
     ran: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name in the plan, or that of the recipe if there is no plan yet."""
-        return self.plan.recipe if self.plan else self.recipe.name
 
     @property
     def wheel(self) -> Path:
         """The finished wheel; only after the last stage."""
         assert self.artifacts is not None and self.directory is not None
         return self.directory / self.artifacts.wheel.path
+
+
+@dataclass(frozen=True)
+class WheelBuild(_Build):
+    """The records of the stages that the build of a FlashInfer wheel or of the kernel wheel reached."""
+
+    recipe: FlashInferRecipe
+    tree: PatchedTree | None = None
+    plan: BuildPlan | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in the plan, or that of the recipe if there is no plan yet."""
+        return self.plan.recipe if self.plan else self.recipe.name
 
     @property
     def wheels(self) -> dict[Path, str]:
@@ -155,21 +161,11 @@ class WheelBuild:
 
 
 @dataclass(frozen=True)
-class RepackedWheel:
-    """An engine's upstream wheel with replaced members: the plan, and the artifacts once the wheel exists.
+class RepackedWheel(_Build):
+    """An engine's upstream wheel with replaced members.
 
     ``patched_members`` are the files of the engine's own package that are replaced, each with the patches that change it.
-    ``ran`` is false if the artifacts are those of an earlier build.
     """
 
     plan: BuildPlan
     patched_members: Mapping[str, tuple[AppliedPatch, ...]]
-    artifacts: Artifacts | None = None
-    directory: Path | None = None
-    ran: bool = False
-
-    @property
-    def wheel(self) -> Path:
-        """The finished wheel; only once it is packed."""
-        assert self.directory is not None and self.artifacts is not None
-        return self.directory / self.artifacts.wheel.path

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm120kit import patches, recipes
 from sm120kit.core import reporting
@@ -27,13 +26,14 @@ from sm120kit.recipes.locked_toolchain import FFI, TvmFfi
 from sm120kit.recipes.recipe_records import Lock
 from sm120kit.recipes.target import FlashInferTarget
 from sm120kit.wheels import _plan as plans
+from sm120kit.wheels import compile as compiling
 from sm120kit.wheels._check import check_modules, tvm_ffi_loader
 from sm120kit.wheels._cuda_home import link_toolchain
-from sm120kit.wheels.build_records import Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
+from sm120kit.wheels.build_records import NO_TOOLCHAIN, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
+from sm120kit.wheels.compile import Progress
+from sm120kit.wheels.generators import generate
+from sm120kit.wheels.pack import member_of, pack_wheel
 from sm120kit.wheels.published_wheels import build_once, publish, wheel_record
-
-if TYPE_CHECKING:
-    from sm120kit.wheels.compile import Progress
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,6 @@ def unit_ptx(
         NotFound: the recipe has no such kernel group, or no unit matches.
         CompileFailed, ResourceUnavailable: a unit does not compile.
     """
-    from sm120kit.wheels import compile as compiling
-
     if request.group == recipes.NO_KERNELS:
         raise NotFound(f"kernel group {recipes.NO_KERNELS} has no units", "leave out --kernels, or name another group")
     workspace, prepared = target.options.workspace, _prepare(target, request)
@@ -125,7 +123,7 @@ def _prepare(target: FlashInferTarget, request: BuildRequest) -> _PreparedBuild:
     recipe, workspace, tree, selection = target.recipe, target.options.workspace, target.tree, _selection(target, request)
     work, lock = workspace.work(selection.directory), _verified_lock(target)
     if request.group == recipes.NO_KERNELS:
-        nothing = plans.BuildEnvironment(plans.NO_TOOLCHAIN, {})
+        nothing = plans.BuildEnvironment(NO_TOOLCHAIN, {})
         return _PreparedBuild(selection, work, (), plans.plan_flashinfer(selection, tree, (), nothing, ()))
     tools, ffi = _tools(target, selection, unpack=False)
     for line in locked_toolchain.toolchain_differences(lock, tools) if lock else ():
@@ -164,22 +162,18 @@ def _compile(target: FlashInferTarget, prepared: _PreparedBuild, watch: Callable
     Raises:
         CheckFailed: it cannot.
     """
-    from sm120kit.wheels.compile import CompileSettings, compile_units
-
     (tools, ffi), plan = _ready(target, prepared), prepared.plan
     if prepared.has_unknown_tiles:
         facts = tile_table(target.recipe, target.tree, tools, target.options.workspace)
         tile_records.left_out(target.recipe.name, facts)
     units = sum(len(module.units) for module in plan.modules)
     reporting.info(f"compiling {units} units of {len(plan.modules)} modules")
-    compile_units(plan, prepared.generated, prepared.work, CompileSettings.of(target.options, watch))
+    compiling.compile_units(plan, prepared.generated, prepared.work, compiling.CompileSettings.of(target.options, watch))
     return ffi
 
 
 def _pack(prepared: _PreparedBuild, tree: PatchedTree, cubins: Mapping[str, Sequence[Cubin]], directory: Path) -> Artifacts:
     """Pack the wheel with the checked modules, whose device code are ``cubins``, and publish it."""
-    from sm120kit.wheels.pack import member_of, pack_wheel
-
     plan, work = prepared.plan, prepared.work
     reporting.info("packing the wheel")
     libraries = {member_of(module.name): work / module.library for module in plan.modules if module.packed}
@@ -202,8 +196,6 @@ def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
         NotFound: the recipe has no such kernel group.
         ResourceUnavailable: it does not fit.
     """
-    from sm120kit.wheels import compile as compiling
-
     if recipes.group(target.recipe, request.group).modules and _compiles_first(target, request):
         compiling.require_memory(*_selection(target, request).largest_unit, target.options.memory_bytes)
 
@@ -214,8 +206,6 @@ def expected_disk_bytes(target: FlashInferTarget, request: BuildRequest) -> int:
     Raises:
         NotFound: the recipe has no such kernel group.
     """
-    from sm120kit.wheels import compile as compiling
-
     modules = recipes.group(target.recipe, request.group).modules
     if not _compiles_first(target, request):
         return 0
@@ -228,8 +218,6 @@ def _selection(target: FlashInferTarget, request: BuildRequest) -> plans.Selecti
 
 def _compiles_first(target: FlashInferTarget, request: BuildRequest) -> bool:
     """Whether a build compiles, and neither an earlier one nor a remote cache can have what it compiles."""
-    from sm120kit.wheels import compile as compiling
-
     workspace = target.options.workspace
     log = workspace.work(_selection(target, request).directory) / compiling.LOG
     compiled = log.is_file() or workspace.build(target.recipe.engine, "").is_dir()
@@ -274,8 +262,6 @@ def _generate_files(
     record, stamp = workspace.cache / "generated" / f"{key}.json", work / "generated.key"
     if record.is_file() and stamp.is_file() and stamp.read_text() == key:
         return read_record(_GeneratedRecord, record)
-    from sm120kit.wheels.generators import generate
-
     reporting.info(f"generating kernels of {selection.recipe.name} (tree {tree.tree[:12]})")
     stamp.unlink(missing_ok=True)
     patches.materialise(tree, work / "tree")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from sm120kit.core import process
 from sm120kit.core.errors import CheckFailed
 from sm120kit.core.records import Arch, Toolchain
@@ -82,8 +84,6 @@ def run_generators(
     Raises:
         CommandFailed, CheckFailed: a generator fails, or prints no result.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     _link_data(tree)
     home = link_toolchain if toolchain.cuda_home.is_dir() else stand_in
     cuda, jit, host = home(work / "cuda", toolchain), work / "jit", toolchain.host_compiler

@@ -11,7 +11,6 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import RequirementMissing
@@ -19,12 +18,10 @@ from sm120kit.patches.patch_records import AppliedPatch
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, cross_tools, locked_toolchain
 from sm120kit.recipes.recipe_records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
-from sm120kit.wheels import flashinfer
+from sm120kit.wheels import _from_source, flashinfer
 from sm120kit.wheels.build_records import BuildRequest, RepackedWheel, Stage, WheelBuild
+from sm120kit.wheels.compile import Progress
 from sm120kit.wheels.overlay import build_overlay, patched_members, require_effect
-
-if TYPE_CHECKING:
-    from sm120kit.wheels.compile import Progress
 
 
 @dataclass(frozen=True)
@@ -114,12 +111,10 @@ def build(
 
 def _build_from_source(target: EngineTarget, stage: Stage, watch: Callable[[Progress], None]) -> RepackedWheel | None:
     """Plan or build an engine's own wheel with extension modules from source; None before the stage ``plan``."""
-    from sm120kit.wheels import from_source
-
     if stage in (Stage.FETCH, Stage.PATCH):
-        from_source.require_source(target)
+        _from_source.require_source(target)
         return None
-    build = from_source.plan_extensions(target)
+    build = _from_source.plan_extensions(target)
     if stage is Stage.PLAN:
         return RepackedWheel(build.plan, patched_members(target.recipe.engine, build.tree))
-    return from_source.build_extensions(build, target.options, pack=stage is Stage.PACK, watch=watch)
+    return _from_source.build_extensions(build, target.options, pack=stage is Stage.PACK, watch=watch)

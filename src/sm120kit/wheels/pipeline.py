@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import BadInput
 from sm120kit.patches.mails import ForeignPatch
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target
 from sm120kit.sources.run_options import Options
+from sm120kit.wheels import _kernel_wheel, flashinfer, image_wheels
 from sm120kit.wheels.build_records import BuildRequest, Stage, WheelBuild
-
-if TYPE_CHECKING:
-    from sm120kit.wheels.compile import Progress
-    from sm120kit.wheels.image_wheels import EngineBuild
+from sm120kit.wheels.compile import DISK_PER_UNIT, Progress
+from sm120kit.wheels.image_wheels import EngineBuild
 
 KERNEL_WHEEL = "kernels"
 """The argument of commands for our own kernels, where others name a recipe."""
@@ -57,8 +55,6 @@ def require_machine(target: BuildTarget, request: BuildRequest) -> None:
         RequirementMissing: an engine's kernels are compiled on machines of another architecture.
         ResourceUnavailable: the largest unit does not fit.
     """
-    from sm120kit.wheels import flashinfer, image_wheels
-
     if target.engine:
         recipe = target.engine.recipe
         if request.stage in (Stage.COMPILE, Stage.PACK):
@@ -74,12 +70,9 @@ def expected_disk_bytes(target: EngineTarget, request: BuildRequest) -> int:
     Raises:
         NotFound: its FlashInfer recipe has no such kernel group.
     """
-    from sm120kit.wheels import compile as compiling
-    from sm120kit.wheels import flashinfer
-
     recipe = target.recipe
     own = recipe.from_source.targets if request.from_source and recipe.from_source else {}
-    extensions = compiling.DISK_PER_UNIT * sum(len(table.units) for table in own.values())
+    extensions = DISK_PER_UNIT * sum(len(table.units) for table in own.values())
     kernels = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
     return extensions + flashinfer.expected_disk_bytes(target.flashinfer, kernels)
 
@@ -92,8 +85,6 @@ def build(
     Raises:
         Sm120kitError: a stage failed; see the function of each kind of target.
     """
-    from sm120kit.wheels import _kernel_wheel, flashinfer, image_wheels
-
     if target.engine:
         return image_wheels.build(target.engine, request, watch)
     if target is target.flashinfer:

@@ -69,7 +69,6 @@ from sm120kit.serving import checkpoint
 from sm120kit.sources import _archive, debian_files
 from sm120kit.sources.source_records import LockedWheel, SdistPin, WheelPin
 from sm120kit.wheels import published_wheels as wheel_builds
-from sm120kit.wheels._plan import NO_TOOLCHAIN
 from sm120kit.wheels.build_records import BuildPlan
 
 ROOT = Path(__file__).parents[3]
@@ -301,7 +300,7 @@ def parse_registry(content: bytes, name: str, directory: Path) -> None:
         _ = image.labels, image.content, client.in_registry("latest")
 
 
-PLAN = BuildPlan("flashinfer-1.0", "flashinfer", "1.0", (), ("all",), "t", "c", (), (), NO_TOOLCHAIN, "c" * 64)
+PLAN = BuildPlan("flashinfer-1.0", "flashinfer", "1.0", "t", "c", groups=("all",), digest="c" * 64)
 
 
 def shared_build() -> dict[str, bytes]:

@@ -111,7 +111,7 @@ expect_kernels = {{ "*kernel*@sm_120f" = 1 }}
 PROGRAM = """
 import sys
 from sm120kit.core import console, reporting
-from sm120kit.wheels import from_source
+from sm120kit.wheels import _from_source
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.recipes.target import resolve
 from sm120kit.sources import Origin
@@ -121,7 +121,7 @@ options = Options(Workspace.open(), Origin(sys.argv[1]), jobs=1, memory_bytes=in
 target = resolve("vllm-9.0", options)
 try:
     with reporting.use(console):
-        print(from_source.build_extensions(from_source.plan_extensions(target), options).wheel)
+        print(_from_source.build_extensions(_from_source.plan_extensions(target), options).wheel)
 except Sm120kitError as error:
     console.error(error.message, error.hint)
     sys.exit(error.exit_code)
