@@ -152,7 +152,7 @@ def test_launched_server_is_measured_after_each_start(tmp_path: Path) -> None:
 
     published = [named for named in reproduce.plan(configuration, quick=True) if named.name != reproduce.REAL_PROMPTS]
     measurements = reproduce.measurements(configuration, published, tmp_path, given={})
-    (result,) = launched.measure(start, configuration, measurements, restarts=1)
+    ((result,),) = launched.measure([launched.LaunchedConfiguration(start, configuration, measurements)], restarts=1)
     assert (result.complete, result.environment.served.engine) == (True, configuration.engine)
     assert [case.restart for case in result.cases] == [0, 1]
     assert result_file.read(reproduce.result_path(tmp_path, configuration, published[0])) == result

@@ -18,7 +18,7 @@ from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.engines import parser
 from sm120kit.hosts.doctor import CHECKS
 from sm120kit.recipes import ablations, configuration_file, configurations
-from sm120kit.recipes.configurations import Speculation
+from sm120kit.recipes.configurations import Hardware, Speculation
 from sm120kit.serving.fit import planned
 
 GOOD = (data_root() / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml").read_text()
@@ -136,7 +136,7 @@ def test_model_engine_and_arguments_are_a_configuration(
 
 def test_figures_of_another_setup_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    rows = CliRunner().invoke(app, ["config", "list"]).stdout.splitlines()
+    rows = CliRunner().invoke(app, ["config", "list", "--all"]).stdout.splitlines()
     for configuration in map(configurations.load, configurations.names()):
         if not configuration.historical:
             (row,) = (row for row in rows if row.split()[:1] == [configuration.name])
@@ -146,16 +146,39 @@ def test_figures_of_another_setup_are_marked(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_list_is_by_gpus_and_fits_80_columns_with_old_engines_by_name() -> None:
-    rows = CliRunner().invoke(app, ["config", "list"]).stdout.splitlines()
+    rows = CliRunner().invoke(app, ["config", "list", "--all"]).stdout.splitlines()
     heads = [row for row in rows if re.match(r"\d x ", row)]
     assert heads[0] == "1 x RTX 5090" and "2 x DGX Spark" in heads and len(heads) == len({*heads})
-    assert max(map(len, rows)) <= 80 and len(rows) < 70
+    assert max(map(len, rows)) <= 80
     old = " ".join(rows[rows.index(next(row for row in rows if row.startswith("historical"))) :])
     loaded = [configurations.load(name) for name in configurations.names()]
     assert {one.name for one in loaded if one.historical} == {
         one.name for one in loaded if f" {one.name}" in old.replace(",", "")
     }
     assert {one.engine for one in loaded if one.historical} == {"vllm-0.19.1", "sglang-0.5.11", "sglang-0.5.11-b12x"}
+
+
+@pytest.mark.parametrize("gpu", ["", "rtx-5090", "rtx-pro-6000", "dgx-spark"])
+def test_list_is_one_screen(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sm120kit.cli.config.host_gpus", lambda: None)
+    listed = CliRunner().invoke(app, ["config", "list", *(["--gpu", gpu] if gpu else [])])
+    rows = listed.stdout.splitlines()
+    assert listed.exit_code == 0, listed.exception
+    loaded = [one for one in map(configurations.load, configurations.names()) if not one.historical]
+    if gpu:
+        assert {row.split()[0] for row in rows if row.startswith("  ")} == {one.name for one in loaded if gpu in one.name}
+    else:
+        assert [row for row in rows if row.startswith("sm120kit")] == [
+            f"sm120kit config list --gpu {kind}" for kind in ("rtx-pro-6000", "rtx-5090", "dgx-spark")
+        ]
+    assert max(map(len, rows)) <= 80 and len(rows) <= 30
+
+
+def test_list_is_of_the_gpus_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Hardware(gpu="NVIDIA RTX PRO 6000 Blackwell Workstation Edition", gpus=2)
+    monkeypatch.setattr("sm120kit.cli.config.host_gpus", lambda: two)
+    rows = CliRunner().invoke(app, ["config", "list"]).stdout.splitlines()
+    assert [row for row in rows if row[0].isdigit()] == ["1 x RTX PRO 6000", "2 x RTX PRO 6000"]
 
 
 def test_ablations_apply_where_the_option_is_missing() -> None:

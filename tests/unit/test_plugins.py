@@ -91,7 +91,7 @@ def test_without_the_laboratory_tiles_are_not_emulated(monkeypatch: pytest.Monke
 def test_configuration_file_may_have_tables_of_the_laboratory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[verify.run]\nfast = true\n")
     monkeypatch.setenv("SM120KIT_CONFIG", str(tmp_path / "config.toml"))
-    assert run("config", "list").exit_code == 0
+    assert run("config", "list", "--all").exit_code == 0
 
 
 def test_program_of_the_laboratory_has_variables_and_tables_of_sm120kit(

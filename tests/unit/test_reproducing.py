@@ -391,6 +391,16 @@ def test_measured_rate_is_compared_with_the_expected_one(tok_s: float, share: st
     )
 
 
+def test_show_compares_each_case_with_the_expected_rate_and_the_published_figures() -> None:
+    lines = reproduce.comparisons(GOOD)
+    assert sum(line.startswith("expected: sustained-decode, concurrency ") for line in lines) == len(GOOD.cases)
+    assert any("concurrency 1: 194 tok/s; REPRODUCED" in line for line in lines)
+    assert not any("concurrency 8:" in line for line in lines), "was not measured"
+    for configuration in (None, "of-another-machine"):
+        assert reproduce.comparisons(about(GOOD, served=Served(configuration=configuration))) == []
+    assert any("of another/model" in line for line in reproduce.comparisons(about(GOOD, model="another/model")))
+
+
 def test_expected_rate_requires_the_acceptance_of_drafts() -> None:
     taken = replace(case(1, 195.0, 4096), acceptance=Acceptance(drafted=5000, accepted=1000))
     known, unknown = judged(A, 194.0, replace(GOOD, cases=(taken,))), judged(A, 194.0, GOOD)

@@ -395,7 +395,7 @@ def test_damaged_configuration_is_left_out(own: Path, built_in: PatchDirectory, 
     unknown = text.replace(f'name = "{name}"', 'name = "damaged"').replace('engine = "', 'engine = "no-such-')
     (own / "configurations/damaged.toml").write_text(unknown if content is None else content)
     assert [configuration.name for configuration in configurations.readable()] == before
-    listed = sm120kit("config", "list")
+    listed = sm120kit("config", "list", "--all")
     assert listed.exit_code == 0 and "damaged is left out" in listed.output
     if content is not None:
         with pytest.raises(BadInput):

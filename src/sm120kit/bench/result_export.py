@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench import compare_results, figures, saturation
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, Summary, summary
+from sm120kit.bench.reproduce import comparisons
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.core.errors import RequirementMissing
 
@@ -142,7 +143,7 @@ def _table_of(result: Result) -> tuple[list[str], list[list[str]]]:
 
 
 def _notes(result: Result) -> list[str]:
-    return [*(knee.text for knee in saturation.knees(result.cases)), *figures.notes(result)]
+    return [*(knee.text for knee in saturation.knees(result.cases)), *comparisons(result), *figures.notes(result)]
 
 
 def _table(heads: Sequence[str], body: Sequence[Sequence[str]], kind: str = "") -> str:

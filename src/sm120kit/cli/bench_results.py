@@ -169,13 +169,14 @@ def render_effects(effects: Sequence[AblationEffect], *, as_json: bool) -> None:
 
 
 def _object(result: Result) -> dict[str, Any]:
-    from sm120kit.bench import figures, saturation
+    from sm120kit.bench import figures, reproduce, saturation
 
     kept = ("concurrency", "output_tokens", "context_tokens", "restart", "complete", "clocks", "energy")
     return {
         "complete": result.complete,
         "environment": asdict(result.environment),
         "knees": saturation.knees(result.cases),
+        "comparisons": reproduce.comparisons(result),
         "notes": figures.notes(result),
         "cases": [{**{name: getattr(case, name) for name in kept}, **asdict(figures.summary(case))} for case in result.ordered],
     }
@@ -191,7 +192,7 @@ TABLES = (
 
 
 def _print(result: Result) -> None:
-    from sm120kit.bench import clocks, figures, saturation
+    from sm120kit.bench import clocks, figures, reproduce, saturation
     from sm120kit.bench import compare_results as compare
 
     console.data(figures.about(result))
@@ -205,7 +206,8 @@ def _print(result: Result) -> None:
         _table(result, names, failed=number == 0)
     for knee in saturation.knees(result.cases):
         console.data(knee.text)
-    for line in (*clocks.lines(sampled for case in result.cases for sampled in case.clocks or ()), *figures.notes(result)):
+    sampled = (each for case in result.cases for each in case.clocks or ())
+    for line in (*reproduce.comparisons(result), *clocks.lines(sampled), *figures.notes(result)):
         console.data(line)
 
 

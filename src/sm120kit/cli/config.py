@@ -10,23 +10,46 @@ from sm120kit.cli import config_list
 from sm120kit.cli.options import ConfigName, Json, configuration_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import find, origin, user_repository
+from sm120kit.hosts.facts import probe
 from sm120kit.recipes import ablations, arguments, configurations, known_defects
-from sm120kit.recipes.configurations import Configuration, Container, Reference
+from sm120kit.recipes.configurations import Configuration, Container, Hardware, Reference
+from sm120kit.serving.derived_configuration import planned_gpus, present_gpus
+
+MOST_GPUS = 64
+"""GPUs of a machine that is named by its kind only."""
 
 
-def list_(json: Json = False) -> None:
+def host_gpus() -> Hardware | None:
+    """The SM12x GPUs of this host."""
+    return present_gpus(probe())
+
+
+def list_(
+    gpu: Annotated[
+        str,
+        typer.Option("--gpu", metavar="KIND", help="Those for rtx-pro-6000, rtx-5090 or dgx-spark; default: this host's GPUs."),
+    ] = "",
+    every: Annotated[bool, typer.Option("--all", help="All, and those of old engines by name.")] = False,
+    json: Json = False,
+) -> None:
     """List the configurations.
 
-    They are grouped by kind and number of GPUs, each with a published figure; those of old engines are only named.
-
-    In a repository of `sm120kit init`, also where each comes from, and what overrides what.
+    Those for the GPUs of this host, grouped by their number, each with a published figure; without SM12x GPUs, the models for
+    each kind of GPU. In a repository of `sm120kit init`, also where each comes from, and what overrides what.
     """
     listed = list(configurations.readable())
+    gpus = planned_gpus(gpu, MOST_GPUS) if gpu else None if every or json else host_gpus()
+    if gpus:
+        listed = [each for each in listed if config_list.fit(each, gpus)]
     origins = {name: origin(configurations.KIND, find(configurations.KIND, f"{name}.toml")) for name in configurations.names()}
     if json:
         console.json_data([config.model_dump(mode="json") | {"from": origins[config.name]} for config in listed])
         return
     own = {name: where for name, where in origins.items() if where != "built-in"} if user_repository() else {}
+    if not (gpus or every or own):
+        for line in config_list.kinds(listed):
+            console.data(line)
+        return
     for line in config_list.lines(listed, own):
         console.data(line)
     console.data("tok/s as published; *: with another setup, see `sm120kit config show CONFIG`")

@@ -247,7 +247,7 @@ def load(name: str, also: Problems = lambda data: ()) -> Configuration:
             raise NotFound(f"no configuration file {name}: it {why}", hint)
         raise NotFound(
             f"no configuration {name!r}{did_you_mean(name, names())}",
-            f"nearest: {nearest(name, names())}; `sm120kit config list` lists all; or name a .toml file",
+            f"nearest: {nearest(name, names())}; `sm120kit config list --all` has all; or name a .toml file",
         )
     data = read_toml(path, "see the files in recipes/configurations for examples")
     hint = "correct the file and run `sm120kit config check` again"

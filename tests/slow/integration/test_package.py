@@ -310,6 +310,6 @@ class TestRelease:
             return done.stdout
 
         assert printed("--version") == "sm120kit 0.1.0\n"
-        assert "qwen3.6-35b-a3b-nvfp4-1x-rtx-5090" in printed("config", "list")
+        assert "qwen3.6-35b-a3b-nvfp4-1x-rtx-5090" in printed("config", "list", "--all")
         assert "ok vllm-0.33.0\n" in printed("recipe", "check")
         assert "--max-model-len" in printed("plan", "openai/gpt-oss-120b", "--gpu", "rtx-pro-6000")

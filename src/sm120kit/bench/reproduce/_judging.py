@@ -17,6 +17,7 @@ from sm120kit.bench.roofline import GpuKind, RooflineModel, Work
 from sm120kit.bench.roofline.expected import expected_step
 from sm120kit.core.errors import NotComparable
 from sm120kit.hosts.doctor import Finding, Impact
+from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration, Reference
 
 REAL_PROMPTS = "real-prompts-thinking-off"
@@ -365,6 +366,27 @@ def expected_cases(configuration: Configuration, results: Sequence[Result], know
             expected = expectation(*modelled, _work(configuration, concurrency, None, known), None)
             cases.append(ExpectedCase("", 0, expected, None))
     return tuple(cases)
+
+
+def comparisons(result: Result) -> list[str]:
+    """How the cases of a result compare with the expected rates and the published figures of its configuration.
+
+    Empty if the result names no configuration that can be read. Published figures are those of measured concurrencies.
+    """
+    name = result.environment.served.configuration
+    if name is None or name not in configurations.names():
+        return []
+    configuration = configurations.load(name)
+    measured = {case.concurrency for case in result.cases if case.complete}
+    judgements = (each for each in judge(configuration, [result]).judgements if each.reference.concurrency in measured)
+    try:
+        lines = [f"expected: {case.text}" for case in expected_cases(configuration, [result], RooflineInputs())]
+    except NotComparable as error:
+        lines = [f"expected: unknown, {error.message}"]
+    for each in judgements:
+        figure = each.reference
+        lines.append(f"published: concurrency {figure.concurrency}: {figure.value:g} tok/s; {each.text}; {figure.source}")
+    return lines
 
 
 def drafts_per_step(configuration: Configuration) -> int:
