@@ -60,7 +60,7 @@ def add_image(
     settings = {"Labels": labels(context) | dict(more), "Env": ["PATH=/bin"], "User": "1000", "Entrypoint": ["/file-0"]}
     history = [{"created_by": f"layer {seed}"} for seed in seeds]
     config = {"os": "linux", "architecture": machine, "config": settings, "history": history}
-    manifest = layout.add_image(layers, [layer.digest for layer in layers], config).digest
+    manifest = layout.add_image(layers, config).digest
     name = image_name("vllm", VERSION, context)
     image = layout.image(manifest)
     write_record(workspace.root / "images" / context / "context.json", build_context(workspace, context, image))

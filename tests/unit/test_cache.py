@@ -310,9 +310,7 @@ def test_blobs_of_images(workspace: Workspace) -> None:
     layout = Layout(workspace.root / "oci")
     shared, own, loose = (layout.add_blob(content * 1000, LAYER) for content in (b"s", b"o", b"l"))
     settings = {"os": "linux", "architecture": "amd64"}
-    tagged, untagged = (
-        layout.add_image(layers, [layer.digest for layer in layers], settings) for layers in ([shared], [shared, own])
-    )
+    tagged, untagged = (layout.add_image(layers, settings) for layers in ([shared], [shared, own]))
     layout.tag(tagged.digest, "name:tag")
     compressed = workspace.root / "oci" / "compressed"
     compressed.mkdir()
@@ -345,9 +343,7 @@ def test_image_rm_keeps_what_other_images_have(workspace: Workspace) -> None:
     layout = Layout(workspace.root / "oci")
     shared, own = (layout.add_blob(content * 100_000, LAYER) for content in (b"s", b"o"))
     settings = {"os": "linux", "architecture": "amd64"}
-    first, second = (
-        layout.add_image(layers, [layer.digest for layer in layers], settings) for layers in ([shared, own], [shared])
-    )
+    first, second = (layout.add_image(layers, settings) for layers in ([shared, own], [shared]))
     for digest, tags in ((first.digest, ("a:1", "a:2")), (second.digest, ("b:1", "b:2"))):
         for tag in tags:
             layout.tag(digest, tag)
@@ -381,7 +377,7 @@ def test_image_rm_keeps_what_other_images_have(workspace: Workspace) -> None:
 
 def test_image_rm_removes_a_damaged_image(workspace: Workspace) -> None:
     layout = Layout(workspace.root / "oci")
-    image = layout.add_image([], [], {"os": "linux", "architecture": "amd64"})
+    image = layout.add_image([], {"os": "linux", "architecture": "amd64"})
     layout.tag(image.digest, "a:1")
     layout.path(image.digest).write_bytes(b"damaged")
     assert CliRunner().invoke(app, ["image", "rm", "a:1"]).exit_code == 0
@@ -392,7 +388,7 @@ def test_image_rm_removes_two_damaged_images_at_once(workspace: Workspace) -> No
     layout = Layout(workspace.root / "oci")
     for number in range(2):
         layer = layout.add_blob(f"{number}".encode(), LAYER)
-        image = layout.add_image([layer], [layer.digest], {"os": "linux", "architecture": "amd64"})
+        image = layout.add_image([layer], {"os": "linux", "architecture": "amd64"})
         layout.tag(image.digest, f"a:{number}")
         layout.path(image.digest).write_bytes(b"damaged")
     result = CliRunner().invoke(app, ["image", "rm", "a:0", "a:1"])

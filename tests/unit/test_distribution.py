@@ -55,7 +55,7 @@ def add_layer(layout: Layout, seed: int, size: int = 2**18) -> Descriptor:
 def add_image(layout: Layout, *seeds: int) -> str:
     layers = [add_layer(layout, seed) for seed in seeds]
     config = {"os": "linux", "architecture": "amd64", "config": {"Labels": {"a": "b"}}}
-    return layout.add_image(layers, [layer.digest for layer in layers], config).digest
+    return layout.add_image(layers, config).digest
 
 
 def push(server: RegistryServer, layout: Layout, manifest: str, name: str = NAME) -> str:

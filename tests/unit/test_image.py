@@ -369,7 +369,7 @@ def layer(layout: Layout, *members: tuple[str, bytes]) -> Descriptor:
 
 def image_of(layout: Layout, settings: dict[str, Any], *layers: Descriptor) -> str:
     config = {"os": "linux", "architecture": "amd64", "config": settings}
-    return layout.add_image(layers, [each.digest for each in layers], config).digest
+    return layout.add_image(layers, config).digest
 
 
 def test_dockerfile_adds_the_layers_and_repeats_the_settings(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def layer(layout: Layout, **files: str) -> Descriptor:
 
 
 def image(layout: Layout, *layers: Descriptor) -> Descriptor:
-    return layout.add_image(layers, [one.digest for one in layers], CONFIG)
+    return layout.add_image(layers, CONFIG)
 
 
 def partial(layout: Layout) -> list[Path]:

@@ -74,7 +74,7 @@ class Images:
                 blobs.append(blob.commit(LAYER))
         settings = {"Labels": {"sm120kit.recipe": recipe}, "User": "1000"}
         config = {"os": "linux", "architecture": "amd64", "config": settings, "history": []}
-        manifest = self.layout.add_image(blobs, [blob.digest for blob in blobs], config)
+        manifest = self.layout.add_image(blobs, config)
         _rootfs.layers(self.layout, manifest.digest, self.workspace)
         return self.layout.image(manifest.digest)
 

@@ -43,7 +43,7 @@ def export(
     if dockerfile and (to_stdout or path.suffix == ".tar"):
         raise typer.BadParameter("--dockerfile writes a directory: name one that does not exist yet", param_hint="PATH")
     layout = Layout(sources.workspace().root / "oci")
-    manifest = loading.manifest_digest(layout, reference)
+    manifest = layout.require(reference).digest
     if to_stdout:
         loading.stream(layout, manifest, sys.stdout.buffer)
         return

@@ -24,7 +24,7 @@ def load(
     Layers that the daemon has are not sent. It gets the tag of a checked image; a tag of another image is not moved.
     """
     layout = Layout(sources.workspace().root / "oci")
-    manifest = loading.manifest_digest(layout, reference)
+    manifest = layout.require(reference).digest
     image = loading.load(layout, manifest, Daemon())
     if json:
         console.json_data(image)

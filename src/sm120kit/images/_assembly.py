@@ -78,14 +78,13 @@ with tempfile.TemporaryDirectory() as scratch:
 
 @dataclass(frozen=True)
 class ImageBase:
-    """What an image is built on: its layers, lowest first, their unpacked digests, its config (OCI image-spec, config.md).
+    """What an image is built on: its layers, lowest first, and its config (OCI image-spec, config.md).
 
     ``accounts`` are the texts of its ``passwd`` and ``group``. ``python`` starts its Python, or another of the same version, on
     this machine; in the image that is ``interpreter``.
     """
 
     layers: tuple[Descriptor, ...]
-    diff_ids: tuple[str, ...]
     config: dict[str, Any]
     accounts: Mapping[str, str]
     python: tuple[str, ...]
@@ -215,7 +214,7 @@ def _assemble(
             "config": settings,
             "history": [*base.config.get("history", ()), *history],
         }
-        return layout.add_image((*base.layers, *layers), (*base.diff_ids, *(layer.digest for layer in layers)), config)
+        return layout.add_image((*base.layers, *layers), config)
 
     manifest = add_image()
     if b12x.REQUEST in scripts:

@@ -69,7 +69,7 @@ class BaseLayer:
             "history": [{"created": created, "created_by": f"sm120kit: base {self.name}"}],
         }
         accounts = {name: (self.root / "etc" / name).read_text() for name in ("passwd", "group")}
-        return ImageBase((self.layer,), (self.layer.digest,), config, accounts, tuple(python))
+        return ImageBase((self.layer,), config, accounts, tuple(python))
 
 
 def image_base(base: bases.Base, machine: str, layout: Layout, options: Options) -> ImageBase:
@@ -84,7 +84,7 @@ def debian_image(name: str, machine: str, options: Options) -> tuple[ImageBase, 
     """A base of ``recipes/bases/`` for a machine as an image in the state directory, and ``name@digest`` of that image."""
     layout = Layout(options.workspace.root / "oci")
     base = image_base(bases.load(name), machine, layout, options)
-    manifest = layout.add_image(base.layers, base.diff_ids, base.config)
+    manifest = layout.add_image(base.layers, base.config)
     return base, f"{name}@{manifest.digest}"
 
 

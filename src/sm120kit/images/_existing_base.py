@@ -132,7 +132,6 @@ def image_base(manifest: str, store: LocalImages) -> Iterator[ImageBase]:
     with store.prefix(manifest, _PYTHON) as prefix:
         yield ImageBase(
             layout.layers(manifest),
-            tuple(config["rootfs"]["diff_ids"]),
             config,
             {name: store.read(manifest, f"etc/{name}").decode() for name in ("passwd", "group")},
             (*prefix, programs.interpreter),

@@ -14,7 +14,6 @@ import os
 import shutil
 import tarfile
 import threading
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ from sm120kit.core.process import Stopped
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.images.oci import Descriptor, Layout
+from sm120kit.images.oci import Layout
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
@@ -67,32 +66,32 @@ def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Unpacke
     """The layers of an image, lowest first, each unpacked in ``<state>/oci-unpacked`` if it is not yet.
 
     Raises:
-        Mismatch: a layer is not the one that the image's config names.
+        Mismatch: a layer is missing or was changed.
         NotTrusted: a layer is damaged, or a path leads out of it.
         ResourceUnavailable, SystemRefused: it cannot be unpacked.
     """
-    described = list(zip(layout.config(manifest)["rootfs"]["diff_ids"], layout.layers(manifest), strict=True))
-    last = dict(reversed(described))  # of a layer that an image has twice, the higher one counts
+    # Of a layer that an image has twice, the higher one counts.
+    last = {layer.digest: layer for layer in reversed(layout.layers(manifest))}
     parent = workspace.root / "oci-unpacked"
-    missing = [(diff_id, layer) for diff_id, layer in last.items() if not _target(parent, diff_id).is_dir()]
+    missing = [layer for digest, layer in last.items() if not _target(parent, digest).is_dir()]
     if missing:
-        total = sum(layer.size for _, layer in missing)
+        total = sum(layer.size for layer in missing)
         require_disk(parent, total, "unpacking the layers")
         stop = threading.Event()
         with (
             reporting.task(f"unpacking {len(missing)} of {len(last)} layers", total, transfer=True) as advance,
             ThreadPoolExecutor(2) as pool,
         ):
-            running = [pool.submit(_unpack_layer, layout, *pair, workspace, stop) for pair in missing]
+            running = [pool.submit(_unpack_layer, layout, layer.digest, workspace, stop) for layer in missing]
             try:
-                for (_, layer), unpacking in zip(missing, running, strict=True):
+                for layer, unpacking in zip(missing, running, strict=True):
                     unpacking.result()
                     advance(layer.size)
             except BaseException:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
-    return tuple(_unpacked(_target(parent, diff_id)) for diff_id in reversed(last))
+    return tuple(_unpacked(_target(parent, digest)) for digest in reversed(last))
 
 
 def unpacked(diff_ids: Iterable[str], workspace: Workspace) -> list[UnpackedLayer]:
@@ -114,16 +113,16 @@ def _unpacked(target: Path) -> UnpackedLayer:
     return UnpackedLayer(target / "tree", read_record(LayerRecord, target / "layer.json"))
 
 
-def _unpack_layer(layout: Layout, diff_id: str, blob: Descriptor, workspace: Workspace, stop: threading.Event) -> None:
+def _unpack_layer(layout: Layout, diff_id: str, workspace: Workspace, stop: threading.Event) -> None:
     """Unpack a layer, unless another process did it meanwhile."""
     target = _target(workspace.root / "oci-unpacked", diff_id)
     with workspace.exclusive(f"unpack-{target.name}"):
         if target.is_dir():
             return
-        path = layout.path(blob.digest)
+        path = layout.path(diff_id)
         with publish_directory(target) as directory, disk_errors(directory):
             (directory / "tree").mkdir(mode=0o755)
-            with _opened(path, blob.media_type) as stream:
+            with _opened(path) as stream:
                 reader = _HashingReader(stream, stop)
                 record, digests = unpack(cast(IO[bytes], reader), directory / "tree", path)
                 if f"sha256:{reader.finish()}" != diff_id:
@@ -174,32 +173,11 @@ def layer_files(workspace: Workspace) -> Iterator[LayerFiles]:
         yield LayerFiles(directory, workspace)
 
 
-@contextmanager
-def _opened(path: Path, media_type: str) -> Iterator[IO[bytes]]:
-    """The tar stream of a layer, decompressed."""
-    import gzip
-
-    damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error, EOFError)
-    compression = media_type.rpartition("+")[2] if "+" in media_type else "gzip" if media_type.endswith(".gzip") else ""
+def _opened(path: Path) -> IO[bytes]:
     try:
-        with path.open("rb") as file:
-            if compression == "zstd":
-                import zstandard
-
-                damage = (*damage, zstandard.ZstdError)
-                with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as stream:
-                    yield cast(IO[bytes], stream)
-            elif compression == "gzip":
-                with gzip.open(file) as unzipped:
-                    yield cast(IO[bytes], unzipped)
-            elif compression:
-                raise BadInput(f"{path} is compressed with {compression}, which is not supported", _HINT)
-            else:
-                yield file
+        return path.open("rb")
     except FileNotFoundError as error:
         raise Mismatch(f"{path} is missing", "build or pull the image again") from error
-    except damage as error:
-        raise Mismatch(f"{path} is damaged: {error}", f"rm {path}, then build or pull the image again") from error
 
 
 class _HashingReader:

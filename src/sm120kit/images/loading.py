@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from sm120kit.core import reporting
 from sm120kit.core.disk import disk_errors, require_disk
-from sm120kit.core.errors import AlreadyExists, BadInput, DaemonUnreachable, NotFound, NotTrusted, NotVerified, SystemRefused
+from sm120kit.core.errors import AlreadyExists, BadInput, DaemonUnreachable, NotTrusted, NotVerified, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.temporary import publish_directory
 from sm120kit.images.distribution._compression import decompressed
@@ -33,18 +33,6 @@ _CONTAINERD_NAME = "io.containerd.image.name"
 _CHUNK = 2**20
 _MAGIC = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
 _MAX_MAGIC = 512
-
-
-def manifest_digest(layout: Layout, reference: str) -> str:
-    """The digest of the manifest of an image, by id, tag or digest.
-
-    Raises:
-        NotFound: the layout does not have it.
-    """
-    manifest = layout.find(reference)
-    if manifest is None:
-        raise NotFound(f"the state directory has no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
-    return manifest.digest
 
 
 def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:

@@ -26,12 +26,12 @@ from typing import Any
 
 from sm120kit.core import process, sandbox
 from sm120kit.core.disk import disk_errors
-from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RequirementMissing
+from sm120kit.core.errors import BadInput, NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs
 from sm120kit.images._rootfs import LayerRecord, UnpackedLayer
 from sm120kit.images.image_records import ContainerResult, Image, start_settings
-from sm120kit.images.oci import Descriptor, Layout
+from sm120kit.images.oci import Layout
 from sm120kit.recipes.cross_tools import CrossTools, cross_tools
 from sm120kit.sources.run_options import Options
 
@@ -76,7 +76,7 @@ class LocalImages:
         Raises:
             NotFound: the layout does not have it.
         """
-        return self.layout.image(self._manifest(reference).digest)
+        return self.layout.image(self.layout.require(reference).digest)
 
     def images(self, label: str) -> list[tuple[Image, tuple[str, ...]]]:
         """All images with a label, each with its tags."""
@@ -89,11 +89,7 @@ class LocalImages:
         return (self.inspect(f"{name}@{digest}") or self.inspect(digest)) if digest else None
 
     def settings(self, reference: str) -> dict[str, Any]:
-        """The settings with which a container of an image starts, see :func:`sm120kit.images.image_records.start_settings`.
-
-        Raises:
-            NotFound: the layout does not have it.
-        """
+        """The settings with which a container of an image starts, see :func:`sm120kit.images.image_records.start_settings`."""
         return start_settings(self._config(reference).get("config") or {})
 
     def history(self, reference: str) -> tuple[str, ...]:
@@ -180,28 +176,13 @@ class LocalImages:
 
     def tag(self, image: str, reference: str) -> None:
         """Tag an image. The tag moves if another image has it."""
-        self.layout.tag(self._manifest(image).digest, reference)
-
-    def remove(self, reference: str) -> None:
-        """Remove a tag, and with the last of them the image."""
-        manifest = self.layout.find(reference)
-        if manifest is None:
-            return
-        self.layout.untag(reference)
-        if not any(tags for listed, tags in self.layout.images() if listed.digest == manifest.digest):
-            self.layout.remove(manifest.digest)
-
-    def _manifest(self, reference: str) -> Descriptor:
-        manifest = self.layout.find(reference)
-        if manifest is None:
-            raise NotFound(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
-        return manifest
+        self.layout.tag(self.layout.require(image).digest, reference)
 
     def _config(self, reference: str) -> dict[str, Any]:
-        return self.layout.config(self._manifest(reference).digest)
+        return self.layout.config(self.layout.require(reference).digest)
 
     def _layers(self, image: str) -> tuple[UnpackedLayer, ...]:
-        return _rootfs.layers(self.layout, self._manifest(image).digest, self._workspace)
+        return _rootfs.layers(self.layout, self.layout.require(image).digest, self._workspace)
 
     @contextmanager
     def _container(self, image: str, files: Mapping[str, bytes]) -> Iterator[_Container]:
@@ -229,7 +210,7 @@ class LocalImages:
                 _rootfs.combine(home.below, directory / "home", home.path, link=False)
             points = UnpackedLayer(directory / "points", LayerRecord({}, {}, whiteouts=False))
             cwd = settings.get("WorkingDir") or "/"
-            emulator = self._emulator(self.layout.image(self._manifest(image).digest))
+            emulator = self._emulator(self.layout.image(self.layout.require(image).digest))
             yield _Container((*layers, points), directory, writable, user["uid"], user["gid"], env, cwd, emulator)
 
     def _emulator(self, image: Image) -> CrossTools | None:

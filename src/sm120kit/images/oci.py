@@ -1,6 +1,7 @@
 """An OCI image layout on disk: blobs named by their sha256, and an index of images with their references.
 
-https://github.com/opencontainers/image-spec/blob/main/image-layout.md. Layers that images share are stored once. A blob is
+https://github.com/opencontainers/image-spec/blob/main/image-layout.md. Layers are not compressed, so that the digest of a layer
+is its diff id; those that images share are stored once. A blob is
 written to a temporary file and renamed, the index is replaced under a lock: a killed process leaves nothing half done.
 """
 
@@ -178,15 +179,15 @@ class Layout:
             raise _damaged(path, "does not have the sha256 of its name")
         return content
 
-    def add_image(self, layers: Sequence[Descriptor], diff_ids: Sequence[str], config: Mapping[str, Any]) -> Descriptor:
+    def add_image(self, layers: Sequence[Descriptor], config: Mapping[str, Any]) -> Descriptor:
         """Store config and manifest of an image of layers that the layout has, lowest first. Returns the manifest.
 
-        ``config`` has everything but ``rootfs`` (OCI image-spec, config.md); ``diff_ids`` are the digests of unpacked layers.
+        ``config`` has everything but ``rootfs`` (OCI image-spec, config.md).
 
         Raises:
             Mismatch: a layer is missing or has another size.
         """
-        rootfs = {"type": "layers", "diff_ids": list(diff_ids)}
+        rootfs = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
         packed_config = self.add_blob(_canonical({**config, "rootfs": rootfs}), CONFIG)
         return self.add_manifest(manifest_of(packed_config, layers))
 
@@ -228,26 +229,19 @@ class Layout:
         """The config of an image."""
         return self._document(Descriptor.from_json(self.manifest(manifest_digest)["config"]).digest)
 
-    def diff_ids(self, manifest_digest: str) -> set[str]:
-        """The digests of the layers of an image, uncompressed; none of a damaged image."""
-        try:
-            return set(self.config(manifest_digest)["rootfs"]["diff_ids"])
-        except (Mismatch, BadInput, KeyError):
-            return set()
-
     def image(self, manifest_digest: str) -> Image:
         """An image as a container daemon describes it, where the digest of the config is its id."""
         manifest, config = self.manifest(manifest_digest), self.config(manifest_digest)
-        settings = config.get("config") or {}
-        diff_ids = tuple(config["rootfs"]["diff_ids"])
+        settings, layers = config.get("config") or {}, self.layers(manifest_digest)
+        digests = tuple(layer.digest for layer in layers)
         return Image(
             id=manifest["config"]["digest"],
-            content=image_content(diff_ids, config["os"], config["architecture"], settings),
+            content=image_content(digests, config["os"], config["architecture"], settings),
             platform=f"{config['os']}/{config['architecture']}",
-            layers=diff_ids,
+            layers=digests,
             labels=settings.get("Labels") or {},
             user=settings.get("User") or "",
-            bytes=sum(layer.size for layer in self.layers(manifest_digest)),
+            bytes=sum(layer.size for layer in layers),
         )
 
     def images(self) -> list[tuple[Descriptor, tuple[str, ...]]]:
@@ -278,6 +272,17 @@ class Layout:
         if damaged:  # it may be the one
             raise damaged
         return None
+
+    def require(self, reference: str) -> Descriptor:
+        """The manifest of an image that must exist; see :meth:`find`.
+
+        Raises:
+            NotFound: the layout does not have it.
+        """
+        manifest = self.find(reference)
+        if manifest is None:
+            raise NotFound(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
+        return manifest
 
     def tag(self, manifest_digest: str, reference: str) -> None:
         """Give an image a reference. It moves if another image has it.

@@ -20,7 +20,6 @@ from sm120kit.images.checks.quick import left_out
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.image_index import FORMAT, PublishedIndex, any_machine, read_index, require_repository
 from sm120kit.images.image_records import Attestation, PublishedImage, VerifiedImage
-from sm120kit.images.loading import manifest_digest
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
 from sm120kit.images.published_images import require_passed
@@ -132,7 +131,7 @@ def push(image: VerifiedImage, repository: str, layout: Layout) -> str:
     with RegistryClient(repository) as client:
         digest = client.in_registry(tag)
         if digest is None:
-            return client.push(layout, manifest_digest(layout, image.image.id), tag)
+            return client.push(layout, layout.require(image.image.id).digest, tag)
         remote = client.image(digest, image.image.platform)
         if remote.content != image.image.content:
             raise AlreadyExists(

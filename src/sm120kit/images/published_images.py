@@ -90,7 +90,7 @@ def pull_and_load(entry: PublishedImage, source: Source, workspace: Workspace, *
     pulled = pull(entry, source, workspace)
     if daemon:
         layout = Layout(workspace.root / "oci")
-        loading.load(layout, loading.manifest_digest(layout, pulled.verified.reference), daemon)
+        loading.load(layout, layout.require(pulled.verified.reference).digest, daemon)
     return pulled
 
 

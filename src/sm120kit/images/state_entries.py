@@ -15,11 +15,12 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm120kit import sources
-from sm120kit.core.errors import NotFound, SystemRefused
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record
 from sm120kit.core.temporary import is_owned
@@ -448,9 +449,9 @@ def remove_images(root: Path, references: Iterable[str]) -> RemovedImages:
         tags[manifest.digest] = names - gone
         untagged += sorted(gone)
     removed = tuple(dict.fromkeys(manifest.digest for manifest in listed.values() if manifest and not tags[manifest.digest]))
-    layers = {diff_id for digest in removed for diff_id in layout.diff_ids(digest)}
+    layers = _layers(layout, removed)
     freed_bytes = layout.remove(*removed)
-    kept = {diff_id for manifest, _ in layout.images() for diff_id in layout.diff_ids(manifest.digest)}
+    kept = _layers(layout, (manifest.digest for manifest, _ in layout.images()))
     paths = tuple(root / "oci-unpacked" / layer.removeprefix("sha256:") for layer in sorted(layers - kept))
     unpacked = StateEntry("unpacked", "", paths, 0)
     freed_bytes += freed([unpacked])
@@ -458,6 +459,15 @@ def remove_images(root: Path, references: Iterable[str]) -> RemovedImages:
     for reference in untagged:
         layout.untag(reference)
     return RemovedImages(tuple(untagged), removed, freed_bytes)
+
+
+def _layers(layout: Layout, manifests: Iterable[str]) -> set[str]:
+    """The digests of the layers of images, without those of damaged ones."""
+    found: set[str] = set()
+    for manifest in manifests:
+        with suppress(Mismatch, BadInput):
+            found.update(layer.digest for layer in layout.layers(manifest))
+    return found
 
 
 def _layout(root: Path) -> Layout:

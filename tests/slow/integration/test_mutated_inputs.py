@@ -354,7 +354,7 @@ def parse_layout(content: bytes, name: str, directory: Path) -> None:
     layout = Layout(directory / "oci")
     described = layout.add_blob(b"a", LAYER)
     config = {"os": "linux", "architecture": "amd64", "config": {"Labels": {"a": "b"}}, "history": [{"created_by": "x"}]}
-    digest = layout.add_image([described], [described.digest], config).digest
+    digest = layout.add_image([described], config).digest
     layout.tag(digest, "a:1")
     path = layout.directory / "index.json" if name == "index.json" else layout.path(digest)
     path.write_bytes(content)
@@ -369,7 +369,7 @@ def layout_documents() -> dict[str, bytes]:
         layout = Layout(Path(directory))
         described = layout.add_blob(b"a", LAYER)
         config = {"os": "linux", "architecture": "amd64", "config": {"Labels": {"a": "b"}}, "history": [{"created_by": "x"}]}
-        digest = layout.add_image([described], [described.digest], config).digest
+        digest = layout.add_image([described], config).digest
         layout.tag(digest, "a:1")
         return {"index.json": (layout.directory / "index.json").read_bytes(), "manifest": layout.path(digest).read_bytes()}
 
