@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import gzip
 import json
 import random
@@ -182,19 +181,6 @@ def publish(server: RegistryServer, layout: Layout, image: str, layers: list[byt
         "layers": [{"mediaType": kind, "digest": digest_of(content), "size": len(content)} | changed for content in layers],
     }
     server.manifests[NAME, "docker"] = (of_docker, json.dumps(document).encode())
-
-
-def test_content_in_the_registry_is_verified_without_a_copy(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
-    digest = push(server, layout, add_image(layout, 1, 2))
-    with RegistryClient(f"{server.address}/{NAME}") as client:
-        remote = client.image(digest, PLATFORM)
-        server.requests.clear()
-        client.verify(remote, layout)
-        assert server.count("GET") == 0, "pushed from this layout"
-        client.verify(remote, Layout(tmp_path / "empty"))
-        assert server.count("GET") == 2 and not (tmp_path / "empty" / "blobs").exists()
-        swapped = dataclasses.replace(remote, layers=remote.layers[::-1])
-        fails(NotTrusted, "unpacks to sha256:", lambda: client.verify(swapped, Layout(tmp_path / "empty")))
 
 
 # ---- uploads that fail
@@ -620,9 +606,9 @@ def test_helper_without_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo broken; exit 1", "fails for r.example: broken"),
-        ("echo x", "prints no credentials"),
-        ("true", "prints no credentials"),
+        ("echo broken; exit 1", "broken"),
+        ("echo x", "no credentials for r.example"),
+        ("true", "no credentials for r.example"),
     ],
 )
 def test_helper_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:
@@ -641,7 +627,7 @@ def test_missing_helper(tmp_path: Path) -> None:
 )
 def test_malformed_docker_configuration(tmp_path: Path, text: str) -> None:
     write_config(tmp_path, text)
-    fails(RegistryFailed, "is not a configuration file of docker login", lambda: stored_credentials("r.example"))
+    fails(RegistryFailed, "config.json of docker login", lambda: stored_credentials("r.example"))
 
 
 def test_credentials_of_docker_hub(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import io
 import json
 import os
 import tarfile
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import ChunkReader
@@ -115,6 +117,19 @@ class Daemon:
         repository, _, tag = reference.rpartition(":")
         with daemon_call(f"tagging {reference}"):
             self._client.api.tag(image, repository, tag)
+
+
+def stored_login(config: dict[str, Any], registry: str) -> dict[str, Any]:
+    """What ``docker login`` stored for a registry, with the keys of the SDK; empty without an entry, or without the SDK.
+
+    ``config`` is docker's configuration. Whatever it or a helper contains that is malformed raises an exception of any kind.
+    """
+    try:
+        from docker.auth import AuthConfig
+    except ModuleNotFoundError:
+        return {}
+    with warnings.catch_warnings(action="ignore"):  # about a helper that is not on PATH, which raises as well
+        return AuthConfig.load_config(None, config).resolve_authconfig(registry) or {}
 
 
 def _require_context() -> None:

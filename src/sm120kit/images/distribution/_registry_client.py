@@ -228,23 +228,6 @@ class RegistryClient:
         layers = [Descriptor(LAYER, diff_id, layout.path(diff_id).stat().st_size) for diff_id in image.diff_ids]
         return layout.add_manifest(manifest_of(config, layers))
 
-    def verify(self, image: RemoteImage, layout: Layout) -> None:
-        """Require that the layers of an image in the registry have the diff ids in its config. Nothing is stored.
-
-        Layers that were pushed from this layout are not fetched again.
-
-        Raises:
-            NotTrusted, NotFound, RegistryFailed: as for :meth:`pull`.
-        """
-        blobs_of = dict(zip(image.diff_ids, image.layers, strict=True))
-        known = {recorded.digest for diff_id in blobs_of if (recorded := _compression.recorded(layout, diff_id))}
-        unknown = [diff_id for diff_id, blob in blobs_of.items() if blob.digest not in known]
-        total = sum(blobs_of[diff_id].size for diff_id in unknown)
-        budget = _Budget(max_unpacked_bytes(sum(layer.size for layer in image.layers)), self.repository)
-        with reporting.task(f"verifying {self.repository}@{image.digest}", total, transfer=True) as advance:
-            blobs = self._blobs(advance)
-            self._parallel([partial(self._read, blobs, blobs_of[diff_id], diff_id, budget) for diff_id in unknown])
-
     def artifact(self, tag: str) -> RemoteArtifact | None:
         """The artifact with a tag; None if the registry does not have it.
 
@@ -335,15 +318,6 @@ class RegistryClient:
                 writer.commit(LAYER)
 
         blobs.download(blob, store)
-
-    def _read(self, blobs: Blobs, blob: Descriptor, diff_id: str, budget: _Budget) -> None:
-        def compare(received: Iterator[bytes]) -> None:
-            digest = hashlib.sha256()
-            for piece in _uncompressed(blob, received, budget):
-                digest.update(piece)
-            _require_diff_id(f"sha256:{digest.hexdigest()}", diff_id, blob)
-
-        blobs.download(blob, compare)
 
     def _put_manifest(self, tag: str, content: bytes, media_type: str = MANIFEST) -> str:
         """Write a tag and return the digest of the manifest or index, which is read back."""

@@ -304,7 +304,7 @@ class Session:
         if self._credentials is None:
             return RegistryFailed(
                 f"{activity}: {self.registry} requires credentials, and docker login stored none",
-                f"docker login {self.registry}",
+                f"docker login {self.registry}; `pip install 'sm120kit[docker]'` to read what it stores",
             )
         return RegistryFailed(
             f"{activity}: {self.registry} refuses the credentials that docker login stored",
