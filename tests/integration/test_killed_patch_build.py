@@ -22,6 +22,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _assembly, _existing_base, checks, image_inputs
+from sm120kit.images.checks import _suite_programs
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.images.local_images import LocalImages
@@ -69,8 +70,8 @@ def build(directory: Path, state: Path, patch: Path, base: str) -> VerifiedImage
         built = dict(zip((built.wheel for built in context.ours), ours, strict=True))
         files = _assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
         image, _ = _assembly.assemble(context, (described[0], described[1]), image_base, files, store.layout, options.workspace)
-    checks.COMMON = ()  # the small image has neither FlashInfer nor an engine that starts
-    checks._suite = lambda name: directory / "suite"
+    _suite_programs.COMMON = ()  # the small image has neither FlashInfer nor an engine that starts
+    _suite_programs._suite = lambda name: directory / "suite"
     expected = checks.ExpectedImage("vllm", "", "", "", "", "", (), (), (), {}, read_all=False)
     report = checks.verify(image, image.canonical_name, expected, store, options.workspace)
     assert report.verified, report.checks

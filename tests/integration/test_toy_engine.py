@@ -27,6 +27,7 @@ from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import parser
 from sm120kit.images import _assembly, _existing_base, checks, delivery, image_inputs
+from sm120kit.images.checks import _suite_programs
 from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.published_images import Source
@@ -142,7 +143,7 @@ def test_recipe_and_configuration_are_checked(data: Path, tmp_path: Path) -> Non
 
 
 def test_image_is_built_and_passes_the_suite(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "COMMON", ())  # FlashInfer of the small image is none
+    monkeypatch.setattr(_suite_programs, "COMMON", ())  # FlashInfer of the small image is none
     small, recipe = SmallImage(tmp_path), load_engine("toy-1.0")
     small.files = {"toy": wheel_files(), "nvidia-cuda-runtime": small.files["nvidia-cuda-runtime"]}
     wheels, ours, store = small.wheels(), small.ours(), LocalImages(small.workspace)

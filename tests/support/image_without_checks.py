@@ -12,7 +12,9 @@ from pathlib import Path
 from sm120kit.cli import entry
 from sm120kit.cli.options import Sources
 from sm120kit.core import console, reporting
-from sm120kit.images import delivery
+from sm120kit.core.record_files import read_record
+from sm120kit.images import delivery, image_inputs
+from sm120kit.recipes.recipe_records import Closure
 from sm120kit.recipes.target import resolve
 from sm120kit.wheels import flashinfer, image_wheels, pipeline
 from sm120kit.wheels.build_records import BuildRequest
@@ -28,11 +30,18 @@ def build(arguments: argparse.Namespace) -> None:
         )
         result = delivery.engine_image(image_wheels.build(target.engine, request), base, options)
     else:
-        wheels = delivery.read_closure(arguments.closure)
+        wheels = read_record(Closure, arguments.closure)
         base = delivery.prepare(
             arguments.base, target.recipe, wheels, options, flashinfer.expected_disk_bytes(target.flashinfer, request)
         )
-        result = delivery.flashinfer_image(flashinfer.build(target.flashinfer, request), wheels, base, options)
+        built = flashinfer.build(target.flashinfer, request)
+        setup = image_inputs.ImageSetup(
+            kind="flashinfer",
+            recipe=built.name,
+            labels={"sm120kit.build-id": wheels.sha256, "sm120kit.python": wheels.python},
+            env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in built.plan.archs)},
+        )
+        result = delivery.assemble(setup, built.wheels, wheels, base, options)
     console.info(f"{'built' if result.ran else 'nothing to do for'} {result.context.reference}")
     console.data(result.image.id)
 

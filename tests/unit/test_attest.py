@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotAttested, RequirementMissing
 from sm120kit.images import attestation
-from sm120kit.images._label_changes import label_changes
 from sm120kit.images.attestation import _signature
 from sm120kit.images.attestation._base_packages import BasePackage
 from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin, of_debian_package, of_wheel
@@ -472,31 +471,6 @@ def other_image(content: str = "0" * 64, **labels: str) -> Image:
     return dataclasses.replace(
         IMAGE, content=content, labels=LABELS | {f"sm120kit.{key}": text for key, text in labels.items()}
     )
-
-
-def test_label_changes_between_two_images() -> None:
-    assert label_changes(IMAGE, IMAGE) == ()
-    assert label_changes(IMAGE, other_image()) == ("content, for no reason that the labels name",)
-    assert label_changes(IMAGE, other_image(wheels="numpy==2.1,idna==3.1", reference="x:y", context="9" * 64)) == (
-        "wheel idna 3.1 added",
-        "wheel numpy 2.0 -> 2.1",
-        "wheel torch 2.13.0 removed",
-    )
-    patched = other_image(
-        patches="cutlass/one@333333333333,flashinfer/three@444444444444", modules="", plan="a" * 64, **{"build-id": "c" * 64}
-    )
-    assert label_changes(IMAGE, patched) == (
-        f"build-id {'7' * 12} -> {'c' * 12}",
-        "module fp4_quantization_120f removed",
-        "patch cutlass/one 111111111111 -> 333333333333",
-        "patch flashinfer/three 444444444444 added",
-        "patch flashinfer/two 222222222222 removed",
-        f"plan {'b' * 12} -> {'a' * 12}",
-    )
-    moved = dataclasses.replace(
-        IMAGE, content="0" * 64, labels=LABELS | {"org.opencontainers.image.base.digest": f"sha256:{'a' * 64}"}
-    )
-    assert label_changes(IMAGE, moved) == (f"base sha256:{'5' * 12} -> sha256:{'a' * 12}",)
 
 
 def test_entry_has_the_hashes_of_its_files(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import CommandFailed
-from sm120kit.images import b12x, checks
+from sm120kit.images import b12x
+from sm120kit.images.checks import _device_code
 from sm120kit.images.image_records import CheckResult, Image
 from sm120kit.images.local_images import LocalImages
 from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
@@ -66,7 +67,7 @@ class OneImage:
 
     def check(self, directory: Path) -> str:
         image = cast(Image, SimpleNamespace(id="sha256:0"))
-        check, facts = checks._b12x_code(image, cast(LocalImages, self), directory)
+        check, facts = _device_code.b12x_code(image, cast(LocalImages, self), directory)
         assert check.verdict is CheckResult.FAILED and not facts
         return check.detail
 

@@ -25,7 +25,8 @@ import pytest
 from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
 from sm120kit.images import checks, image_verification
-from sm120kit.images.image_records import Image
+from sm120kit.images.checks import _image_checks, _outside
+from sm120kit.images.image_records import Check, CheckResult, Image
 
 IMAGE = Path(checks.__file__).parent / "suites"
 
@@ -88,8 +89,8 @@ def test_driver_stub_has_machine_code_of_its_machine(load: Callable[[str], Any])
     driver_stub = load("driver_stub")
     file = driver_stub.library(["cuInit"], "aarch64")
     (machine,) = struct.unpack_from("<H", file, 18)
-    assert machine == 183 and file[288:296] == bytes.fromhex("800c8052c0035fd6")  # mov w0, #100; ret
-    assert driver_stub.library(["cuInit"], "x86_64")[288:294] == bytes.fromhex("b864000000c3")
+    assert machine == 183 and bytes.fromhex("800c8052c0035fd6") in file  # mov w0, #100; ret
+    assert bytes.fromhex("b864000000c3") in driver_stub.library(["cuInit"], "x86_64")
     with pytest.raises(KeyError):
         driver_stub.library(["cuInit"], "riscv64")
 
@@ -115,9 +116,9 @@ def test_names_of_wheels_in_the_history_are_no_secrets() -> None:
     image = Image("sha256:1", "c", "linux/amd64", (), labels, "1000:1000", 0)
     expected = checks.ExpectedImage("vllm", "r", "1", "c", "t", "p", (), (), (), wheels)
     steps = ["sm120kit: tokenspeed-triton 3.9", "#(nop) LABEL sm120kit.wheels=tokenizers==1.0", "sm120kit: 12 wheels"]
-    assert checks.suspect_steps(steps, image, expected) == []
+    assert _outside.suspect_steps(steps, image, expected) == []
     leaks = ["sm120kit: tokenspeed-triton 3.9 token=1", "RUN pip install --index-url=https://a:b@host", "LABEL token=x"]
-    assert checks.suspect_steps([*steps, *leaks], image, expected) == leaks
+    assert _outside.suspect_steps([*steps, *leaks], image, expected) == leaks
 
 
 # The runner.
@@ -1062,14 +1063,14 @@ def test_modules_that_an_engine_requests_are_listed_with_their_uses(load: Callab
 def test_requested_modules_are_compiled_ahead_in_a_complete_image(modules: tuple[str, ...], complete: bool) -> None:
     expected = checks.ExpectedImage("vllm", "r", "1", "c", "t", "p", (), modules, (), {}, complete=complete)
     facts = {"modules requested": "moe (draft, experts); sampling (sampler)", "configurations looked up": "one"}
-    requested = checks.Check("vllm", "modules_requested", checks.CheckResult.PASSED)
-    ((check, reported),) = checks._modules_ahead([(requested, facts)], expected)
+    requested = Check("vllm", "modules_requested", CheckResult.PASSED)
+    ((check, reported),) = _image_checks._modules_ahead([(requested, facts)], expected)
     missing = "moe" not in modules
-    assert check.verdict is (checks.CheckResult.FAILED if complete and missing else checks.CheckResult.PASSED)
+    assert check.verdict is (CheckResult.FAILED if complete and missing else CheckResult.PASSED)
     assert check.detail == ("not compiled ahead of time: moe (draft, experts)" if complete and missing else "")
     assert reported == {"modules compiled on first use": "moe (draft, experts)" if missing else "none"}
-    not_run = checks.Check("vllm", "modules_requested", checks.CheckResult.NOT_RUN, "no configuration")
-    assert not [*checks._modules_ahead([(not_run, {})], expected)]
+    not_run = Check("vllm", "modules_requested", CheckResult.NOT_RUN, "no configuration")
+    assert not [*_image_checks._modules_ahead([(not_run, {})], expected)]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs, checks
-from sm120kit.images.checks import ExpectedImage
+from sm120kit.images.checks import ExpectedImage, _image_checks
 from sm120kit.images.checks.quick import Baseline, find_baseline, left_out
 from sm120kit.images.image_records import Check, CheckResult, Image, VerifiedImage
 from sm120kit.images.local_images import LocalImages
@@ -172,13 +172,13 @@ def test_an_import_that_fails_passes_only_if_it_failed_alike(
 
     def inside(image: Image, *_: object) -> list[tuple[Check, Mapping[str, str]]]:
         assert image is IMAGE
-        return [(Check(checks.CHANGED, "imports", CheckResult.FAILED, before), {})]
+        return [(Check(_image_checks.CHANGED, "imports", CheckResult.FAILED, before), {})]
 
-    monkeypatch.setattr(checks, "_inside", inside)
-    failed = Check(checks.CHANGED, "imports", CheckResult.FAILED, "no module x")
+    monkeypatch.setattr(_image_checks, "_inside", inside)
+    failed = Check(_image_checks.CHANGED, "imports", CheckResult.FAILED, "no module x")
     others = (result("engine/backends"), Check("engine", "probe", CheckResult.FAILED, "no module x"))
     store: LocalImages = object()  # type: ignore[assignment]  # not used
     results = [(each, {}) for each in (failed, *others)]
-    found = [check for check, _ in checks._compared_imports(results, baseline({MODEL}), EXPECTED, store)]
+    found = [check for check, _ in _image_checks._compared_imports(results, baseline({MODEL}), EXPECTED, store)]
     assert found[0].verdict is verdict and found[1:] == [*others]
     assert (IMAGE.id in found[0].detail) == (verdict is CheckResult.PASSED)

@@ -143,11 +143,7 @@ def pull(
     if json:
         console.json_data(pulled)
         return
-    if pulled.changes:
-        console.info("\n  ".join(["new since the last pull of its recipe:", *pulled.changes]))
-    elif pulled.changes is not None:
-        console.info("unchanged since the last pull of its recipe")
-    console.data(pulled.verified.reference)
+    console.data(pulled.reference)
 
 
 def _check_index(index: Path, *, json: bool) -> None:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit import recipes, sources
-from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import require_disk
-from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissing
-from sm120kit.core.record_files import read_record
+from sm120kit.core.errors import NotFound, RequirementMissing
 from sm120kit.images import _assembly
 from sm120kit.images import _base as base_layers
 from sm120kit.images import image_inputs as contexts
@@ -23,7 +21,6 @@ from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.cross_tools import cross_tools
 from sm120kit.recipes.recipe_records import Closure
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels.build_records import WheelBuild
 from sm120kit.wheels.image_wheels import EngineBuild
 
 _UNPACKED_RATIO = 2.3
@@ -39,23 +36,6 @@ class ImageBuild:
     context: ImageContext
     image: Image
     ran: bool
-
-
-def read_closure(path: Path) -> Closure:
-    """Read a closure from a file, in the form that it has in a lockfile.
-
-    Raises:
-        BadInput: it is not a closure, or its wheels were edited.
-    """
-    try:
-        closure = read_record(Closure, path)
-    except (OSError, BadRecord) as error:
-        raise BadInput(
-            f"{path} is not a closure of locked wheels: {error}", "`closures` of a lockfile shows the form"
-        ) from error
-    if closure.sha256 != digest_of(closure.wheels):
-        raise BadInput(f"{path}: its sha256 is not that of its wheels: they were edited", "resolve it again")
-    return closure
 
 
 def complete(base: str, recipe: recipes.Recipe) -> str:
@@ -162,32 +142,13 @@ def _opened_base(name: str, machine: str, options: Options) -> Iterator[tuple[_a
         yield base, name
 
 
-def flashinfer_image(build: WheelBuild, closure: Closure, base: str, options: Options) -> ImageBuild:
-    """Write the image of a FlashInfer wheel with the wheels of ``closure``; ``base`` is from :func:`prepare`.
-
-    Raises:
-        NotFound: the base does not exist.
-        BadInput, NotTrusted: a wheel is damaged or hostile.
-        CommandFailed: a step failed.
-        ResourceUnavailable, SystemRefused: the layers cannot be stored.
-    """
-    assert build.plan is not None
-    setup = contexts.ImageSetup(
-        kind="flashinfer",
-        recipe=build.name,
-        labels={"sm120kit.build-id": closure.sha256, "sm120kit.python": closure.python},
-        env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in build.plan.archs)},
-    )
-    return _assemble(setup, build.wheels, closure, base, options)
-
-
 def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
     """Build the image of an engine from the wheels of ``build`` and the upstream wheels of its lockfile.
 
-    See :func:`flashinfer_image`.
+    ``base`` is from :func:`prepare`; see :func:`assemble` for errors.
     """
     setup = engine_setup(build.recipe, build.build_id, build.closure)
-    return _assemble(setup, build.wheels, build.closure, base, options)
+    return assemble(setup, build.wheels, build.closure, base, options)
 
 
 def engine_setup(recipe: recipes.EngineRecipe, build_id: str, closure: Closure) -> contexts.ImageSetup:
@@ -217,10 +178,17 @@ def _overridden(recipe: recipes.EngineRecipe) -> dict[str, str]:
     return {f"{contexts.LABEL}overridden": text} if text else {}
 
 
-def _assemble(
+def assemble(
     setup: contexts.ImageSetup, ours: Mapping[Path, str], closure: Closure, base_name: str, options: Options
 ) -> ImageBuild:
-    """Write the layers of an image in the state directory, without a daemon."""
+    """Write the layers of an image in the state directory, without a daemon.
+
+    Raises:
+        NotFound: the base does not exist.
+        BadInput, NotTrusted: a wheel is damaged or hostile.
+        CommandFailed: a step failed.
+        ResourceUnavailable, SystemRefused: the layers cannot be stored.
+    """
     workspace = options.workspace
     with _opened_base(base_name, closure.machine, options) as (base, reference):
         context, *described = contexts.describe(setup, reference, ours, closure.wheels, workspace)

@@ -12,7 +12,6 @@ from sm120kit.core.errors import AlreadyExists, DaemonUnreachable, NotAttested, 
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import attestation, checks, loading
-from sm120kit.images._label_changes import label_changes
 from sm120kit.images.distribution import RegistryClient, RemoteImage
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_index import find_image, read_index
@@ -34,14 +33,6 @@ class Source:
     key: Path | None = None
     minimum: str = ""
     allow_older: bool = False
-
-
-@dataclass(frozen=True)
-class PulledImage:
-    """A pulled image, and the changes since the last pull of the same recipe; None for the first pull."""
-
-    verified: VerifiedImage
-    changes: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ def select(name: str, source: Source, platform: str, workspace: Workspace) -> Pu
     return entry
 
 
-def pull_and_load(entry: PublishedImage, source: Source, workspace: Workspace, *, load: bool | None = None) -> PulledImage:
+def pull_and_load(entry: PublishedImage, source: Source, workspace: Workspace, *, load: bool | None = None) -> VerifiedImage:
     """Pull an entry that :func:`select` returned into the state directory; see :func:`pull`.
 
     ``load`` is whether it is loaded into the container daemon as well; by default if there is one.
@@ -90,11 +81,11 @@ def pull_and_load(entry: PublishedImage, source: Source, workspace: Workspace, *
     pulled = pull(entry, source, workspace)
     if daemon:
         layout = Layout(workspace.root / "oci")
-        loading.load(layout, layout.require(pulled.verified.reference).digest, daemon)
+        loading.load(layout, layout.require(pulled.reference).digest, daemon)
     return pulled
 
 
-def pull(entry: PublishedImage, source: Source, workspace: Workspace) -> PulledImage:
+def pull(entry: PublishedImage, source: Source, workspace: Workspace) -> VerifiedImage:
     """Pull an entry that :func:`select` returned by its digest, tag it, and record the image and its time of publishing.
 
     It must have the content that was verified, byte for byte: the digest alone only identifies the registry's copy.
@@ -110,11 +101,7 @@ def pull(entry: PublishedImage, source: Source, workspace: Workspace) -> PulledI
     newest = _newest(entry, source, workspace)
     if newest is None or entry.published > newest.published:
         write_record(_newest_path(entry, source, workspace), NewestImage(entry.published, entry.repository, entry.tag))
-    platform = entry.verified.image.platform
-    last = workspace.root / "images" / "pulled" / f"{digest_of([entry.recipe, platform])}.json"
-    before = read_record(VerifiedImage, last) if last.is_file() else None
-    write_record(last, pulled)
-    return PulledImage(pulled, label_changes(before.image, pulled.image) if before else None)
+    return pulled
 
 
 def fetch(entry: PublishedImage, layout: Layout) -> VerifiedImage:

@@ -92,8 +92,8 @@ KINDS = (
     EntryKind("servers", "kernels compiled and tuned by servers", ("caches",), r"[0-9a-f]{16}"),
     EntryKind(
         "records",
-        "runs with their logs, verified and pulled images",
-        ("runs", "images/verified", "images/pulled"),
+        "runs with their logs, verified images",
+        ("runs", "images/verified"),
         r".+\.(json|log)",
         reproducible=False,
     ),

@@ -180,7 +180,7 @@ def copied(machine: RemoteMachine, service: Service, mounts: Iterable[str], layo
     lines += [f"install -d {shlex.quote(str(mount.source.parent))}" for mount in service.mounts if mount.read_only]
     machine.shell("; ".join(lines))
     machine.copy(dict.fromkeys(model_files(service, mounts)))
-    loaded = machine.load(layout, loading.manifest_digest(layout, image))
+    loaded = machine.load(layout, layout.require(image).digest)
     return replace(service, image=loaded, name=f"{service.name}-{service.port}")
 
 

@@ -226,7 +226,7 @@ def _start(first: launch.PreparedLaunch, image: str, layout: Layout) -> str:
     from sm120kit.images import loading
     from sm120kit.images.docker import Daemon
 
-    loaded = loading.load(layout, loading.manifest_digest(layout, image), Daemon())
+    loaded = loading.load(layout, layout.require(image).digest, Daemon())
     record = layout.directory.parent / "runs" / "none.json"
     labelled = launch.labelled_service(replace(first.service, image=loaded.id), first.configuration, record, detached=True)
     subprocess.run(serving.docker_run(labelled, detach=True), check=True, stdout=subprocess.DEVNULL)

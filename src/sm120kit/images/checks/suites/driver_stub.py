@@ -1,28 +1,27 @@
-"""A stub of the CUDA driver's library for containers without a GPU: exports the driver's functions, which return "no device".
+"""Stubs of the CUDA driver's library: they export the driver's functions, which all return one error code.
 
-With it, extensions that link ``libcuda.so.1`` can be loaded, and their code that needs no GPU can be run. The stub is created
-in the container for its machine, with the names that the libraries of the image import; it is never part of an image.
+In a container without a GPU the checks load one that returns "no device": extensions that link ``libcuda.so.1`` can be loaded,
+and their code that needs no GPU can be run. It has the names that the libraries of the image import, and is never part of an
+image. The stub in an image, with which compilers link, is from here, too.
 """
+
+from __future__ import annotations
 
 import platform
 import re
 import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 SONAME = "libcuda.so.1"
 
 NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE: the result of a driver without a GPU (cuda.h)."""
 
-CODE = {
-    "x86_64": (62, struct.pack("<BiB", 0xB8, NO_DEVICE, 0xC3)),  # mov eax, 100; ret
-    "aarch64": (183, struct.pack("<II", 0x52800000 | NO_DEVICE << 5, 0xD65F03C0)),  # mov w0, #100; ret
-}
-"""By machine: its number in ELF, and the code of the function."""
-
 _DRIVER_CALL = re.compile(rb"(?<=\0)cu[A-Z]\w+(?=\0)")
 
 
-def imported_names(paths):
+def imported_names(paths: Iterable[Path]) -> list[str]:
     """Driver functions that libraries import: names in the dynamic string tables of libraries that need the driver's."""
     names = {"cuInit"}
     for path in paths:
@@ -32,7 +31,7 @@ def imported_names(paths):
     return sorted(names)
 
 
-def dynamic_strings(path):
+def dynamic_strings(path: Path) -> bytes:
     """The dynamic string table of a 64-bit little-endian ELF file; empty for any other file."""
     with path.open("rb") as file:
         head = file.read(64)
@@ -52,39 +51,85 @@ def dynamic_strings(path):
     return b""
 
 
-def library(names, machine=""):
-    """Build a shared object, as bytes, whose functions ``names`` take any arguments and return :data:`NO_DEVICE`.
+def _code(machine: str, result: int) -> tuple[int, bytes]:
+    """The number of a machine in ELF, and the code of a function that returns ``result``."""
+    return {
+        "x86_64": (62, struct.pack("<BiB", 0xB8, result, 0xC3)),  # mov eax, result; ret
+        "aarch64": (183, struct.pack("<II", 0x52800000 | result << 5, 0xD65F03C0)),  # mov w0, #result; ret
+    }[machine]
 
-    It has two segments: code, symbols, hash table and strings, read-only; and the dynamic section, which the loader writes to.
-    All names refer to the same function. The layout follows the System V ABI, chapters 4 and 5.
+
+def library(functions: Sequence[str], machine: str = "", result: int = NO_DEVICE) -> bytes:
+    """A minimal ELF shared library, as bytes, that linkers and loaders take.
+
+    Its functions have one address, take any arguments and return ``result``.
     """
-    number, code = CODE[machine or platform.machine()]
-    strings, offsets = b"\0", []
-    for name in [*names, SONAME]:
-        offsets.append(len(strings))
-        strings += name.encode() + b"\0"
-    function = 64 + 4 * 56  # after the ELF header and four program headers
-    symbols = function + 16
-    symbol_table = bytes(24) + b"".join(struct.pack("<IBBHQQ", name, 0x12, 0, 1, function, len(code)) for name in offsets[:-1])
-    hashes = symbols + len(symbol_table)
-    # A single bucket, a chain from the last symbol to the first.
-    hash_table = struct.pack(f"<{4 + len(names)}I", 1, len(names) + 1, len(names), 0, *range(len(names)))
-    text = hashes + len(hash_table)
-    tags = ((14, offsets[-1]), (4, hashes), (5, text), (6, symbols), (10, len(strings)), (11, 24), (0, 0))
-    dynamic = b"".join(struct.pack("<QQ", *tag) for tag in tags)
-    size = text + len(strings)
-    begin = (size + 15) // 16 * 16
-    page = 0x10000  # the largest page size of either machine
-
-    def segment(kind, flags, start, length, alignment, shift):
-        return struct.pack("<IIQQQQQQ", kind, flags, start, start + shift, start + shift, length, length, alignment)
-
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, number, 1, 0, 64, 0, 0, 64, 56, 4, 64, 0, 0)
-    headers = (
-        segment(1, 5, 0, size, page, 0),  # PT_LOAD, read and execute
-        segment(1, 6, begin, len(dynamic), page, page),  # PT_LOAD, read and write
-        segment(2, 6, begin, len(dynamic), 8, page),  # PT_DYNAMIC
-        segment(0x6474E551, 6, 0, 0, 16, 0),  # PT_GNU_STACK: a stack that is not executable
+    number, code = _code(machine or platform.machine(), result)
+    strings = b"\0" + b"".join(name.encode() + b"\0" for name in (SONAME, *functions))
+    offsets = [1]
+    for name in (SONAME, *functions):
+        offsets.append(offsets[-1] + len(name) + 1)
+    page, count = 0x10000, len(functions) + 1
+    start = 64 + 4 * 56
+    table = _hash_table(functions)
+    symbols_at = start + len(table) + -len(table) % 8
+    strings_at = symbols_at + 24 * count
+    text_at = strings_at + len(strings) + -len(strings) % 8
+    dynamic_at = text_at + len(code) + -len(code) % 8
+    symbol = [struct.pack("<IBBHQQ", offset, 0x12, 0, 4, text_at, len(code)) for offset in offsets[1:-1]]
+    # SONAME, HASH, STRTAB, SYMTAB, STRSZ, SYMENT, NULL
+    entries = ((14, 1), (4, start), (5, strings_at), (6, symbols_at), (10, len(strings)), (11, 24), (0, 0))
+    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
+    names = (b"", b".hash", b".dynsym", b".dynstr", b".text", b".dynamic", b".shstrtab")
+    section_names = b"".join(name + b"\0" for name in names)
+    names_at = dynamic_at + len(dynamic)
+    sections_at = names_at + len(section_names) + -len(section_names) % 8
+    # name, type, flags, address, offset, size, link, info, alignment, size of entries
+    sections = (
+        (0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (5, 2, start, start, len(table), 2, 0, 8, 4),
+        (11, 2, symbols_at, symbols_at, 24 * count, 3, 1, 8, 24),
+        (3, 2, strings_at, strings_at, len(strings), 0, 0, 1, 0),
+        (1, 6, text_at, text_at, len(code), 0, 0, 8, 0),
+        (6, 3, dynamic_at + page, dynamic_at, len(dynamic), 3, 0, 8, 16),
+        (3, 0, 0, names_at, len(section_names), 0, 0, 1, 0),
     )
-    body = b"".join((header, *headers, code.ljust(16, b"\0"), symbol_table, hash_table, strings))
-    return body.ljust(begin, b"\0") + dynamic
+    # type, flags, offset, address, physical address, size in file, in memory, alignment
+    segments = (
+        (1, 5, 0, 0, 0, dynamic_at, dynamic_at, page),
+        (1, 6, dynamic_at, dynamic_at + page, dynamic_at + page, len(dynamic), len(dynamic), page),
+        (2, 6, dynamic_at, dynamic_at + page, dynamic_at + page, len(dynamic), len(dynamic), 8),
+        (0x6474E551, 6, 0, 0, 0, 0, 0, 16),
+    )
+    header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
+        "<HHIQQQIHHHHHH", 3, number, 1, 0, 64, sections_at, 0, 64, 56, len(segments), 64, len(sections), len(sections) - 1
+    )
+    named = [(section_names.index(name + b"\0"), section) for name, section in zip(names, sections, strict=True)]
+    parts = (
+        (0, header + b"".join(struct.pack("<IIQQQQQQ", *segment) for segment in segments)),
+        (start, table),
+        (symbols_at, bytes(24) + b"".join(symbol)),
+        (strings_at, strings),
+        (text_at, code),
+        (dynamic_at, dynamic),
+        (names_at, section_names),
+        (sections_at, b"".join(struct.pack("<IIQQQQIIQQ", name, *section) for name, section in named)),
+    )
+    content = bytearray()
+    for offset, part in parts:
+        content += bytes(offset - len(content)) + part
+    return bytes(content)
+
+
+def _hash_table(functions: Sequence[str]) -> bytes:
+    """The table of DT_HASH (System V ABI, "Hash Table") of symbols 1 to n."""
+    buckets = [0] * max(1, len(functions))
+    chains = [0] * (len(functions) + 1)
+    for index, name in enumerate(functions, 1):
+        value = 0
+        for byte in name.encode():
+            value = (value << 4) + byte
+            high = value & 0xF0000000
+            value = (value ^ (high >> 24)) & ~high & 0xFFFFFFFF
+        chains[index], buckets[value % len(buckets)] = buckets[value % len(buckets)], index
+    return struct.pack(f"<II{len(buckets)}I{len(chains)}I", len(buckets), len(chains), *buckets, *chains)

@@ -1,0 +1,145 @@
+"""Attest published images (``(PublishedImage, ImageContext) -> Attestation``): SBOM, provenance and signature.
+
+Two files beside the index: an SBOM (CycloneDX 1.6) and an in-toto statement with SLSA provenance, in a DSSE envelope if signed
+with a key, in a Sigstore bundle if signed by an identity. Both contain only what records of the build and the base contain.
+The statement identifies the image by the digest of its manifest, and the SBOM and the record of the checks by hash, so that a
+single signature covers the entire entry of the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.digests import digest_of
+from sm120kit.core.errors import NotAttested
+from sm120kit.core.outside import read_input
+from sm120kit.images.attestation import _provenance, _sbom, _signature, _signer_identity
+from sm120kit.images.attestation._base_packages import BasePackage
+from sm120kit.images.attestation._origins import PackageOrigin
+from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
+from sm120kit.wheels.build_records import Artifact
+
+_REPORT = "do not use it; report it to the publisher of the index"
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A function that signs a statement, and the suffix of the resulting file, ``.<suffix>.json``."""
+
+    suffix: str
+    sign: Callable[[bytes], bytes]
+
+
+def signer(key: Path | None, config: Path | None = None) -> Signer:
+    """A signer with the private key in ``key``, or without ``key`` by the identity of the environment.
+
+    See :func:`sm120kit.images.attestation._signature.signer` and :func:`sm120kit.images.attestation._signer_identity.signer`.
+    """
+    return Signer("dsse", _signature.signer(key)) if key else Signer("sigstore", _signer_identity.signer(config))
+
+
+def write(
+    entry: PublishedImage,
+    context: ImageContext,
+    directory: Path,
+    signer: Signer | None,
+    packages: Sequence[BasePackage] = (),
+    wheels: Mapping[str, PackageOrigin] = MappingProxyType({}),
+) -> Attestation:
+    """Write SBOM and statement of ``entry`` into ``directory``, named by its digest, and return their record for the index.
+
+    ``packages`` are those of the base, ``wheels`` what the wheels state by the names of their files.
+
+    Raises:
+        RequirementMissing: the SBOM library is not installed.
+        ResourceUnavailable, SystemRefused: the files cannot be written.
+    """
+    name = entry.digest.replace(":", "-")
+    bill = _sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
+    record = _artifact(f"{name}.cdx.json", bill)
+    statement = _provenance.statement(context, entry, record.sha256)
+    if signer:
+        statement = signer.sign(statement)
+    file = _artifact(f"{name}.{signer.suffix if signer else 'intoto'}.json", statement)
+    write_atomic(directory / record.path, bill)
+    write_atomic(directory / file.path, statement)
+    return Attestation(record, file, signed=signer is not None)
+
+
+def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
+    """Verify that an entry of the index agrees with its statement, and that the statement is signed by ``trusted``.
+
+    ``trusted`` is a public key in PEM or an identity in TOML, see :func:`sm120kit.images.attestation._signer_identity.read`.
+
+    Raises:
+        NotAttested: the statement is missing, unsigned, signed by another key or identity, changed, or about another image.
+        BadInput: ``trusted`` is neither a key nor an identity.
+        FetchFailed: the keys of Sigstore's public services cannot be fetched.
+    """
+    name = f"{entry.repository}@{entry.digest}"
+    if entry.attested is None or not entry.attested.signed:
+        raise NotAttested(
+            f"the statement about {name} is not signed",
+            "`sm120kit publish --key FILE` or `--keyless` signs it; without --trust, signatures are not verified",
+        )
+    content = _read(directory, entry.attested.statement)
+    claims = _provenance.claims(verified_payload(content, trusted, name), name)
+    if entry.digest not in claims.subjects:
+        subjects = ", ".join(claims.subjects) or "no image"
+        raise NotAttested(f"the signed statement is about {subjects}, not about {name}", _REPORT)
+    if claims.sbom != hashlib.sha256(_read(directory, entry.attested.sbom)).hexdigest():
+        raise NotAttested(f"the SBOM of {name} is not the SBOM in the signed statement", _REPORT)
+    if claims.record != digest_of(entry.verified):
+        raise NotAttested(f"the record of {name} is not the record that was signed: the index was edited", _REPORT)
+    labels = entry.verified.image.labels
+    for field, listed, signed in (
+        ("recipe", entry.recipe, labels.get("sm120kit.recipe", "")),
+        ("build id", entry.build_id, labels.get("sm120kit.build-id", "")),
+        ("tag", entry.tag, entry.verified.reference.rpartition(":")[2]),
+        ("time of publishing", entry.published, claims.published),
+    ):
+        if listed != signed:
+            raise NotAttested(f"the index lists {name} with {field} {listed!r}; signed is {signed!r}", _REPORT)
+
+
+def verified_payload(content: bytes, trusted: Path, name: str) -> bytes:
+    """The statement about ``name`` in an envelope or bundle, provided that the key or identity in ``trusted`` signed it.
+
+    Raises:
+        NotAttested: it is not signed by that key or identity, or was changed.
+        BadInput, FetchFailed, RequirementMissing: see :func:`verify`.
+    """
+    who = _signer_identity.read(trusted)
+    return _signer_identity.verified_payload(content, who, name) if who else _signature.verified_payload(content, trusted, name)
+
+
+def publisher_digest(trusted: Path) -> str:
+    """Digest of the key or identity in the file ``trusted``, independent of the file's formatting.
+
+    Raises:
+        BadInput: the file is neither a public key nor an identity.
+    """
+    who = _signer_identity.read(trusted)
+    return digest_of([who.name, who.issuer]) if who else _signature.fingerprint(trusted)
+
+
+def _artifact(name: str, content: bytes) -> Artifact:
+    return Artifact(name, hashlib.sha256(content).hexdigest(), len(content))
+
+
+def _read(directory: Path, listed: Artifact) -> bytes:
+    """Read a file beside the index, by its name without directories, and verify its sha256."""
+    path = directory / Path(listed.path).name
+    try:
+        content = read_input(path)
+    except OSError as error:
+        raise NotAttested(f"cannot read {path}: {error.strerror}", "it belongs beside the index; fetch both") from error
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != listed.sha256:
+        raise NotAttested(f"{path} was changed: its sha256 is {sha256}, the index has {listed.sha256}", _REPORT)
+    return content

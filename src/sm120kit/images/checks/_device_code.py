@@ -1,0 +1,137 @@
+"""Checks of device code, read from a copy of the files of an image: FlashInfer's modules, b12x, replaced files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sm120kit.core.digests import file_sha256
+from sm120kit.core.errors import BadInput, BadRecord
+from sm120kit.core.outside import parse_json
+from sm120kit.core.record_files import read_record
+from sm120kit.core.workspace import Workspace
+from sm120kit.images import b12x
+from sm120kit.images.checks._expected_image import ExpectedImage
+from sm120kit.images.image_records import Check, CheckResult, Image
+from sm120kit.images.local_images import LocalImages
+from sm120kit.kernels.cubin import matching, read
+
+
+def compiled(
+    image: Image, site: str, expected: ExpectedImage, store: LocalImages, workspace: Workspace
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    with workspace.scratch() as directory:
+        yield from _device_code(image, site, expected, store, directory)
+    if expected.b12x:
+        with workspace.scratch() as directory:
+            yield b12x_code(image, store, directory)
+
+
+def _device_code(
+    image: Image, site: str, expected: ExpectedImage, store: LocalImages, directory: Path
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Check archs and kernels of all FlashInfer modules compiled ahead of time, read from their cubins."""
+    if not expected.modules:
+        return
+    problems: list[str] = []
+    archs: set[str] = set()
+    count = 0
+    if not store.fetch(image.id, f"{site}/flashinfer/data/aot", directory):
+        problems.append("flashinfer/data/aot is missing")
+    for library in sorted(directory.rglob("*.so")):
+        cubins = read(library)
+        archs |= {cubin.arch for cubin in cubins}
+        count += sum(len(cubin.kernels) for cubin in cubins)
+        for pattern, least in expected.kernels.get(library.stem, {}).items():
+            matches = len(matching(pattern, cubins))
+            if matches < least:
+                problems.append(f"{library.stem}: {matches} kernels match {pattern}, at least {least} are expected")
+    missing = sorted({*expected.modules} - {library.stem for library in directory.rglob("*.so")})
+    problems += [f"{name} is missing" for name in missing]
+    problems += _foreign(archs, expected)
+    yield (
+        Check("flashinfer", "device_code", CheckResult.FAILED if problems else CheckResult.PASSED, "; ".join(problems)),
+        {"archs": ", ".join(sorted(archs)), "kernels": str(count)},
+    )
+
+
+def b12x_code(image: Image, store: LocalImages, directory: Path) -> tuple[Check, Mapping[str, str]]:
+    """Check the kernels of b12x that were compiled into the image: as recorded, for sm_120a, with FP4 instructions, and with at
+    most the shared memory of SM120."""
+    problems: list[str] = []
+    store.fetch(image.id, b12x.DIRECTORY, directory)
+    entries = {str(path.relative_to(directory / "b12x" / "entries")): path for path in directory.rglob("*.o")}
+    try:
+        recorded = read_record(dict[str, b12x.Entry], directory / "b12x" / "kernels.json", "a list of kernels of b12x")
+    except (OSError, BadRecord) as error:
+        recorded = {}
+        problems.append(str(error).replace(f"{directory}/b12x", b12x.DIRECTORY))
+    if {*entries} != {*recorded}:
+        problems.append(f"{len({*entries} ^ {*recorded})} entries are not those of {b12x.DIRECTORY}/kernels.json")
+    count = 0
+    for path, entry in sorted(entries.items()):
+        try:
+            kernels = [kernel for cubin in read(entry) for kernel in cubin.kernels]
+        except BadInput as error:
+            problems.append(f"{path}: {error.message}")
+            continue
+        count += len(kernels)
+        compiled = recorded.get(path)
+        if compiled is None or file_sha256(entry) != compiled.sha256:
+            problems.append(f"{path} is not the file that was compiled")
+        elif why := compiled.too_big(kernels):
+            problems.append(f"{path}: {why}")
+        if not kernels or any(kernel.arch != b12x.ARCH or not kernel.fp4_mma for kernel in kernels):
+            problems.append(f"{path} has a kernel for another arch than {b12x.ARCH}, or without FP4 instructions")
+    if problems or not recorded:
+        detail = "; ".join(problems[:5]) or f"{b12x.DIRECTORY}/kernels.json lists no kernel"
+        return Check("engine", "b12x_code", CheckResult.FAILED, detail), {}
+    largest = max(launch.shared_bytes for entry in recorded.values() for launch in entry.launches)
+    shared = f"at most {largest:,} bytes of dynamic shared memory"
+    facts = {"b12x kernels": f"{count} for {b12x.ARCH}, all with FP4 tensor core instructions, {shared}"}
+    return Check("engine", "b12x_code", CheckResult.PASSED), facts
+
+
+def rebuilt(
+    image: Image, site: str, expected: ExpectedImage, store: LocalImages, directory: Path
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Check the replaced files of repacked wheels: sha256 as recorded, modules with device code for SM12x only."""
+    repacked = {name: version for name, version in sorted(expected.distributions.items()) if "+sm120kit." in version}
+    repacked.pop("flashinfer-python", None)
+    if not repacked:
+        return
+    problems: list[str] = []
+    replaced: dict[str, str] = {}
+    for name, version in repacked.items():
+        if not store.fetch(image.id, f"{site}/{name.replace('-', '_')}-{version}.dist-info/sm120kit.json", directory):
+            problems.append(f"{name} {version} does not record its replaced files")
+            continue
+        try:
+            hashes = parse_json((directory / "sm120kit.json").read_text())["replaced"]
+            recorded: dict[str, str] = {member: hashes[member]["here"] for member in sorted(hashes)}
+        except (ValueError, LookupError, TypeError):
+            recorded = {}
+        if not recorded:
+            problems.append(f"{name} {version} records no replaced file")
+        replaced |= recorded
+    count = 0
+    for member, sha256 in replaced.items():
+        file = directory / Path(member).name
+        present = store.fetch(image.id, f"{site}/{member}", directory)
+        if (file_sha256(file) if present else "") != sha256:
+            problems.append(f"{member} is not the file that was built")
+        elif file.suffix == ".so":
+            cubins = read(file)
+            count += sum(len(cubin.kernels) for cubin in cubins)
+            problems += [f"{member}: {problem}" for problem in _foreign({cubin.arch for cubin in cubins}, expected)]
+    result = CheckResult.FAILED if problems else CheckResult.PASSED
+    facts = {"replaced files": ", ".join(replaced), "kernels rebuilt": str(count)} if replaced else {}
+    yield Check("engine", "rebuilt", result, "; ".join(problems)), facts
+
+
+def _foreign(archs: set[str], expected: ExpectedImage) -> list[str]:
+    """Problems with the archs of device code: each that was not requested."""
+    # A family target is listed without its letter by some toolkits, see sm120kit.kernels.cubin.
+    requested = {arch.rstrip("af") for arch in expected.archs}
+    foreign = sorted(arch for arch in archs if arch.rstrip("af") not in requested and not arch.startswith("compute_"))
+    return [f"device code for {arch}, which was not requested" for arch in foreign]

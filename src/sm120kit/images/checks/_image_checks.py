@@ -1,0 +1,184 @@
+"""Verify images (``Image -> VerifiedImage``): run their checks, and tag an image only if none fails.
+
+The checks in ``suites/<kind>/checks.py`` run inside a container, as the image's user and without a network, see
+:mod:`sm120kit.images.local_images`; an image must pass the checks of its parent kinds too. Checks that a container cannot run
+on itself are in :mod:`sm120kit.images.checks._outside`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sm120kit.core import reporting
+from sm120kit.core.errors import NotVerified
+from sm120kit.core.outside import parse_json
+from sm120kit.core.record_files import read_record, write_record
+from sm120kit.core.workspace import Workspace
+from sm120kit.images.checks._expected_image import ExpectedImage
+from sm120kit.images.checks._outside import outside
+from sm120kit.images.checks._suite_programs import CHANGED, files, required_suites, suite_digest
+from sm120kit.images.checks.quick import Baseline, find_baseline
+from sm120kit.images.image_records import Check, CheckResult, Image, VerifiedImage
+from sm120kit.images.local_images import LocalImages
+
+DRIVER_STUB = "driver functions"
+"""The fact with the names in the driver's stub, which follow from all libraries of the image."""
+
+MODULES_REQUESTED, REQUESTED = "modules_requested", "modules requested"
+"""The check of an engine that looks up FlashInfer's modules, and its fact that lists them: ``name (use, use); name (use)``."""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Results of the checks of an image; ``facts`` are what they reported, by name.
+
+    ``verified`` is set if none failed.
+    """
+
+    image: Image
+    checks: tuple[Check, ...]
+    facts: dict[str, str]
+    verified: VerifiedImage | None
+
+
+def record_path(workspace: Workspace, image: Image) -> Path:
+    """Path of the record of a checked image. It is keyed by content, so that it applies to no other image."""
+    return workspace.root / "images" / "verified" / f"{image.content}.json"
+
+
+def verify(
+    image: Image,
+    reference: str,
+    expected: ExpectedImage,
+    store: LocalImages,
+    workspace: Workspace,
+    report: Callable[[str], None] = lambda line: None,
+) -> CheckReport:
+    """Run the checks of an image. If none fails, write its record, then tag it as ``reference``.
+
+    See :class:`ExpectedImage` for ``read_all``.
+    """
+    names, suite = required_suites(expected.kind), suite_digest(expected.kind)
+    baseline = None if expected.read_all else find_baseline(image, suite, workspace)
+    if baseline:
+        names, expected = (*names, CHANGED), _quick(expected, baseline)
+    elif not expected.read_all:
+        expected = replace(expected, digests=store.digests(image.id))
+    inside = [*_inside(image, names, expected, store)]
+    if baseline:
+        inside = [*_compared_imports(inside, baseline, expected, store)]
+    checks: list[Check] = []
+    facts: dict[str, str] = {}
+    for check, reported in [
+        *inside,
+        *_modules_ahead(inside, expected),
+        *outside(image, expected, store, workspace, baseline),
+    ]:
+        report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
+        checks.append(check)
+        facts |= reported
+    verified = None
+    failed = any(check.verdict is CheckResult.FAILED for check in checks)
+    if not failed:
+        verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(facts.items())))
+        write_record(record_path(workspace, image), verified)
+        store.tag(image.id, reference)
+    else:
+        record_path(workspace, image).unlink(missing_ok=True)
+    return CheckReport(image, tuple(checks), facts, verified)
+
+
+def require_verified(reference: str, store: LocalImages, workspace: Workspace) -> VerifiedImage:
+    """The record of a local image that passed the current checks.
+
+    Raises:
+        NotFound: the store has no such image.
+        NotVerified: it was never verified, or the image or its checks changed since.
+    """
+    image = store.find(reference)
+    record = record_path(workspace, image)
+    if not record.is_file():
+        raise NotVerified(
+            f"{reference} is not an image that passed its checks: its content is {image.content}",
+            f"sm120kit verify image {reference}",
+        )
+    verified = read_record(VerifiedImage, record)
+    kind = image.labels.get("sm120kit.kind", "")
+    if verified.suite != suite_digest(kind):
+        message = f"the checks for {kind} images changed since {reference} passed them"
+        raise NotVerified(message, f"sm120kit verify image {reference}")
+    return verified
+
+
+def _inside(
+    image: Image,
+    names: tuple[str, ...],
+    expected: ExpectedImage,
+    store: LocalImages,
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Run the checks inside a container. Yields each with the facts that it reported."""
+    with reporting.step(f"checking {image.canonical_name or image.id}"):
+        programs = {f"checks/{name}": path.read_bytes() for name, path in files(expected.kind).items()}
+        programs["checks/expected.json"] = json.dumps({**expected.__dict__, "owners": store.owners(image.id)}).encode()
+        argv = ["python3", "-B", "/tmp/checks/run.py", "/tmp/checks/expected.json", *names]
+        result = store.run(image.id, argv, programs)
+    for text in result.stdout.splitlines():
+        yield _parsed(text)
+    messages = result.stderr.strip().splitlines()
+    if result.code != 0:
+        last = (messages or ["no message"])[-1]
+        yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
+    facts = {"runtime": result.runtime}
+    yield _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED), facts
+
+
+def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
+    """The check and its facts in a line that ``suites/run.py`` printed."""
+    try:
+        line: dict[str, Any] = parse_json(text)
+        return Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["facts"]
+    except (ValueError, KeyError, TypeError):
+        return _failed("output", f"unexpected output: {text}"), {}
+
+
+def _quick(expected: ExpectedImage, baseline: Baseline) -> ExpectedImage:
+    paths = tuple(sorted(baseline.changed | baseline.metadata))
+    stub = tuple(filter(None, baseline.verified.facts.get(DRIVER_STUB, "").split(", ")))
+    return replace(expected, quick=baseline.note, changed=paths, changed_modules=baseline.modules, driver_stub=stub)
+
+
+def _compared_imports(
+    results: Sequence[tuple[Check, Mapping[str, str]]], baseline: Baseline, expected: ExpectedImage, store: LocalImages
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Results, of which the import of changed modules also passes if it fails in the image of ``baseline`` in the same way."""
+    for check, facts in results:
+        if (check.suite, check.verdict) == (CHANGED, CheckResult.FAILED):
+            (before, _), *_ = _inside(baseline.verified.image, (CHANGED,), expected, store)
+            if before.detail == check.detail:
+                check = replace(check, verdict=CheckResult.PASSED, detail=f"as in {baseline.verified.image.id}: {check.detail}")
+        yield check, facts
+
+
+def _modules_ahead(
+    results: Sequence[tuple[Check, Mapping[str, str]]], expected: ExpectedImage
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Check that the modules that an engine requests are those of the image, which FlashInfer finds (``compiled_ahead``).
+
+    An image with a part of the kernels compiles the others on first use, and they are only listed.
+    """
+    for check, facts in results:
+        if check.name == MODULES_REQUESTED and check.verdict is CheckResult.PASSED:
+            listed = facts.get(REQUESTED, "").split("; ")
+            misses = "; ".join(text for text in listed if text and text.partition(" ")[0] not in expected.modules)
+            failed = bool(expected.complete and misses)
+            verdict = CheckResult.FAILED if failed else CheckResult.PASSED
+            problem = f"not compiled ahead of time: {misses}" if failed else ""
+            yield Check(check.suite, "modules_ahead", verdict, problem), {"modules compiled on first use": misses or "none"}
+
+
+def _failed(name: str, detail: str) -> Check:
+    return Check("base", name, CheckResult.FAILED, detail)

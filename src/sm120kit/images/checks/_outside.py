@@ -1,0 +1,114 @@
+"""Checks that a container cannot run on itself: size, history, base, signature, entrypoint, device code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from sm120kit import engines
+from sm120kit.core.errors import NotAttested
+from sm120kit.core.workspace import Workspace
+from sm120kit.images._wheel_layers import VENV
+from sm120kit.images.checks import _device_code
+from sm120kit.images.checks._expected_image import ExpectedImage
+from sm120kit.images.checks._suite_programs import required_suites
+from sm120kit.images.checks.quick import Baseline
+from sm120kit.images.image_inputs import context_of
+from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image
+from sm120kit.images.local_images import LocalImages
+from sm120kit.wheels.published_wheels import unverified_cache
+
+FLASHINFER_LIMIT_BYTES = 3 * 2**30
+"""Of an image of FlashInfer, as :attr:`sm120kit.engines.Engine.size_limit_bytes`."""
+
+NEEDS_GPU = {
+    "flashinfer": ("kernels", "needs an SM12x GPU, on which `sm120kit verify kernels` compares them; unverified on SM120"),
+    "engine": ("served_prompt", "needs an SM12x GPU, on which `sm120kit serve` serves a model; unverified on SM120"),
+}
+"""Checks that are not run, because the container has no GPU: by suite, name and reason."""
+
+_SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
+
+
+def outside(
+    image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace, baseline: Baseline | None
+) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Run the checks that a container cannot run on itself: size, history, base, device code.
+
+    Device code and entrypoint of an image that differs from ``baseline`` in Python files only are not checked.
+    """
+    engine = engines.find(expected.kind)
+    limit = engine.size_limit_bytes if engine else FLASHINFER_LIMIT_BYTES
+    size = f"{image.bytes / 2**20:.0f} MiB"
+    yield _check("size", image.bytes <= limit, f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"), {"size": size}
+    leaks = suspect_steps(store.history(image.id), image, expected)
+    yield _check("history", not leaks, f"a setting or secret in the history: {'; '.join(leaks)[:200]}"), {}
+    base = store.base_of(image)
+    digest = image.labels.get("org.opencontainers.image.base.digest", "")
+    layers = base.layers if base else (digest,) if digest in image.layers else ()  # a base that is a layer has its digest
+    if not layers:
+        yield Check("base", "base", CheckResult.NOT_RUN, "the base image is not where this image is"), {}
+    else:
+        same = image.layers[: len(layers)] == layers
+        yield _check("base", same, "its lowest layers are not those of the base that its labels name"), {}
+    if baseline:
+        site = f"/{VENV}/lib/python{image.labels['sm120kit.python']}/site-packages"
+    else:
+        program = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = store.run(image.id, ["python3", "-c", program], {}).stdout.strip()
+    if baseline:
+        for left in baseline.left("flashinfer/device_code", "engine/b12x_code", "engine/entrypoint"):
+            yield left, {}
+    else:
+        yield from _device_code.compiled(image, site, expected, store, workspace)
+    with workspace.scratch() as directory:
+        yield from _device_code.rebuilt(image, site, expected, store, directory)
+    for statement in signature(image, workspace):
+        yield statement, {}
+    if expected.serve and not baseline:
+        yield _entrypoint(image, expected, store)
+    for suite, (name, reason) in NEEDS_GPU.items():
+        if suite in required_suites(expected.kind):
+            yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
+
+
+def signature(image: Image, workspace: Workspace) -> tuple[Check, ...]:
+    """A statement for each cache from which a wheel of the image is, if the wheel's signature was not verified."""
+    wheels: tuple[BuiltWheel, ...] = ()
+    with suppress(NotAttested):
+        wheels = context_of(image, workspace).ours
+    caches = {unverified_cache(built.wheel.sha256, workspace) for built in wheels} - {""}
+    detail = "a wheel is from the cache {}, and its signature was not verified"
+    return tuple(Check("base", "signature", CheckResult.NOT_RUN, detail.format(cache)) for cache in sorted(caches))
+
+
+def unsigned_checks(results: Sequence[Check]) -> tuple[Check, ...]:
+    """The results of :func:`signature` in those of an image."""
+    return tuple(check for check in results if (check.suite, check.name) == ("base", "signature"))
+
+
+def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage) -> list[str]:
+    """The steps in the history of an image that show a setting or a secret. Names of wheels such as tokenizers do not."""
+    wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"
+    layers = {f"sm120kit: {name} {version}" for name, version in expected.distributions.items()}
+    return [step for step in history if _SECRET.search(step) and step not in layers and not step.endswith(wheels)]
+
+
+def _entrypoint(image: Image, expected: ExpectedImage, store: LocalImages) -> tuple[Check, Mapping[str, str]]:
+    """Check that the entrypoint ends with the recipe's command, and prints help and version in a container without a GPU."""
+    problems: list[str] = []
+    argv = list(store.settings(image.id).get("Entrypoint") or ())
+    if argv[-len(expected.serve) :] != list(expected.serve):
+        problems.append(f"it is {argv}, the recipe serves with {' '.join(expected.serve)}")
+    version = expected.distributions.get(expected.kind, "")
+    for option, text in (("--help", expected.serve[0]), ("--version", version)):
+        result = store.run(image.id, [*argv, option], {}) if argv else None
+        if result is None or result.code != 0 or text not in result.stdout:
+            problems.append(f"{option} does not print {text}: {result.stderr.strip()[-200:] if result else 'no entrypoint'}")
+    verdict = CheckResult.FAILED if problems else CheckResult.PASSED
+    return Check("engine", "entrypoint", verdict, "; ".join(problems)), {}
+
+
+def _check(name: str, passed: bool, problem: str) -> Check:
+    return Check("base", name, CheckResult.PASSED) if passed else Check("base", name, CheckResult.FAILED, problem)

@@ -1,0 +1,52 @@
+"""The programs of the checks: which suites an image of a kind must pass, and their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sm120kit import engines
+from sm120kit.core.digests import digest_of, file_sha256
+from sm120kit.core.errors import NotFound
+from sm120kit.recipes.schema import FLASHINFER_KEY
+
+COMMON = ("base", "flashinfer", "engine")
+"""The suites that an image of an engine must pass before that of the engine. One of FlashInfer must pass the first two."""
+
+CHANGED = "changed"
+"""The suite of an image that gets quick checks."""
+
+
+def required_suites(kind: str) -> tuple[str, ...]:
+    """Names of the suites that an image of a kind must pass, parents first.
+
+    Raises:
+        NotFound: no such kind of image.
+    """
+    chain = COMMON[:2] if kind == FLASHINFER_KEY else (*COMMON, kind)
+    for name in chain:
+        if not (_suite(name) / "checks.py").is_file():
+            raise NotFound(f"there are no checks for images of kind {name!r}", f"in {_suite(name)}")
+    return chain
+
+
+def suite_digest(kind: str) -> str:
+    """sha256 of the programs of the checks for a kind of image."""
+    return digest_of([[name, file_sha256(path)] for name, path in files(kind).items()])
+
+
+def _root() -> Path:
+    return Path(__file__).parent / "suites"
+
+
+def _suite(name: str) -> Path:
+    """The directory of a suite: of an engine that names its own, that."""
+    engine = engines.find(name)
+    return engine.suite if engine and engine.suite else _root() / name
+
+
+def files(kind: str) -> dict[str, Path]:
+    """The programs of the checks for a kind of image, by their path in the container."""
+    programs = {name: _root() / name for name in ("run.py", "driver_stub.py")}
+    directories = {name: _suite(name) for name in (*required_suites(kind), CHANGED)}
+    listed = ((name, path) for name, directory in directories.items() for path in directory.iterdir())
+    return programs | {f"{name}/{path.name}": path for name, path in sorted(listed) if path.suffix in (".py", ".toml")}
