@@ -782,11 +782,29 @@ def test_receipt_is_of_this_rewriter_and_complete() -> None:
 
 def test_receipt_of_modules_for_several_gpus() -> None:
     """`tests/lab/gpu/run.sh DIRECTORY` on a Hopper GPU writes it."""
-    receipt = json.loads((RECEIPTS / "ptx" / "modules-nvidia-h100.json").read_text())
+    receipt = json.loads((RECEIPTS / "ptx" / "modules-nvidia-h200.json").read_text())
     assert (receipt["exit_code"], receipt["refused_modules"], receipt["simulated"]["strict"]) == (0, 1, False)
     assert [(module["kernels"], module["also_for_sm120"]) for module in receipt["hopper_modules"]] == [(["arch_code"], True)]
     ran = sorted(kernel["name"] for module in receipt["modules"] for kernel in module["sm120"]["kernels"])
     assert ran == ["arch_both", "arch_sm120"]
+
+
+def test_receipt_of_limits_has_the_launches_that_sm120_refuses() -> None:
+    """`tests/lab/gpu/run.sh DIRECTORY` writes it: launches of one CTA more than 132 multiprocessors of SM120 have room for."""
+    receipt = json.loads((RECEIPTS / "ptx" / "limits-nvidia-h200.json").read_text())
+    assert (receipt["exit_code"], receipt["refused_modules"], receipt["hopper_modules"]) == (0, 0, [])
+    room = {ctas: most for ctas, _, _, most in receipt["refused_launches"]}
+    assert room == {132 * most + 1: most for most in (1, 2, 12)}
+
+
+def test_receipt_of_races_has_no_alarm_and_the_faults_of_the_program() -> None:
+    """`tests/lab/gpu/run.sh DIRECTORY` on a Hopper GPU writes it."""
+    rows = json.loads((RECEIPTS / "ptx" / "races-nvidia-h200.json").read_text())["rows"]
+    healthy = [row for row in rows if row["fault"] == "none"]
+    faulty = [row for row in rows if row["fault"] != "none"]
+    assert len(healthy) >= 20 and {row["seeds"] for row in healthy} == {50}
+    assert not any(row["seen"] or row["without"] for row in healthy)
+    assert len(faulty) >= 40 and sum(row["seen"] > 0 for row in faulty) == 31 and sum(row["without"] for row in faulty) == 15
 
 
 @pytest.fixture

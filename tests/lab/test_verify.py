@@ -614,10 +614,17 @@ def test_docs_table_equals_receipts() -> None:
         assert rows == expected, "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-@pytest.mark.parametrize(("version", "kernels", "captured"), [("0.6.6", 64, 40), ("0.7.2.post1", 121, 82)])
-def test_rewritten_kernels_have_their_ptx_in_the_receipt(version: str, kernels: int, captured: int) -> None:
-    """`sm120kit verify kernels flashinfer-VERSION --device rewritten --ptx DIR --receipt FILE` on a Hopper GPU writes it."""
-    path = RECEIPTS / f"flashinfer-{version}" / "verify-rewritten-nvidia-h100.json"
+@pytest.mark.parametrize(
+    ("receipt", "kernels", "captured"),
+    [
+        ("0.6.6/verify-rewritten-nvidia-h100", 64, 40),
+        ("0.7.2.post1/verify-rewritten-nvidia-h100", 121, 82),
+        ("0.7.2.post1/verify-rewritten-nvidia-h200", 121, 0),
+    ],
+)
+def test_rewritten_kernels_have_their_ptx_in_the_receipt(receipt: str, kernels: int, captured: int) -> None:
+    """`sm120kit verify kernels flashinfer-VERSION --device rewritten [--ptx DIR] --receipt FILE` on a Hopper GPU writes it."""
+    path = RECEIPTS / f"flashinfer-{receipt}.json"
     record = json.loads(path.read_text())
     passed = [row for row in record["configurations"] if row["verdict"] == RunOutcome.PASS]
     assert record["passed"] and len(passed) == kernels and all(row["ptx"] for row in passed)

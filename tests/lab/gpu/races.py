@@ -1,7 +1,8 @@
 """How many seeded faults of synchronisation delays find: ``races.py PROGRAM [JSON]`` with the program of races.cu.
 
-On a Hopper GPU, it prints for each fault whether it is seen without delays, and with those of 8 seeds; kernels without a fault
-run with 50. Exit code 0: no such kernel was ever wrong. ``PYTHONPATH`` has sm12x_lab; state is that of sm120kit.
+On a Hopper GPU, it prints for each fault of races.cu and triton_kernels.py whether it is seen without delays, and with those of
+8 seeds; kernels without a fault run with 50. Exit code 0: no such kernel was ever wrong. ``PYTHONPATH`` has sm12x_lab, torch
+and Triton; state is that of sm120kit.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import triton_kernels
+
+from sm12x_lab import gpu
 from sm12x_lab.ptx import interposed, races
 from sm120kit.core import process, toolchain
 from sm120kit.core.workspace import Workspace
@@ -71,46 +76,113 @@ FAULTS = {
 }
 """Faults of each kernel, numbered from 1."""
 
-SEEDS, HEALTHY_SEEDS, AT_ONCE, SECONDS = range(1, 9), range(1, 51), 6, 30.0
+TRITON = Path(__file__).with_name("triton_kernels.py")
+SEEDS, HEALTHY_SEEDS, AT_ONCE = range(1, 9), range(1, 51), 16
+FIRST_SECONDS, SECONDS = 240.0, 45.0
+"""The time limits of a program's first run, in which modules are compiled, and of the others, which end those that hang."""
+
+Results = dict[str, str]
+"""What a program prints of each kernel, by the kernel's name."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command with what it is expected to compute: that of ``healthy``, the same program without a fault."""
+
+    kernel: str
+    fault: str
+    command: tuple[str, ...]
+    healthy: tuple[str, ...]
+
+    @property
+    def seeds(self) -> range:
+        return HEALTHY_SEEDS if self.command == self.healthy else SEEDS
+
+
+def programs(cuda: str) -> list[Program]:
+    """All programs: first those without a fault."""
+    healthy = [(name, (cuda, str(kernel), "0")) for kernel, name in enumerate(FAULTS)]
+    triton = (sys.executable, str(TRITON))
+    listed = [Program(name, "none", command, command) for name, command in (*healthy, ("Triton", triton))]
+    for name, command in healthy:
+        listed += [Program(name, fault, (*command[:2], str(i)), command) for i, fault in enumerate(FAULTS[name], 1)]
+    return listed + [Program("Triton", fault, (*triton, str(i)), triton) for i, fault in enumerate(triton_kernels.FAULTS, 1)]
+
+
+def results(program: Program, text: str) -> Results:
+    """The results of a program by kernel; programs of CUDA C++ print one line without a name."""
+    named = [line.partition(": ") for line in text.splitlines() if line]
+    return {name if colon else program.kernel: value or name for name, colon, value in named}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel, its fault, whether it is seen without delays, and how many seeds' delays show it, of how many."""
+
+    kernel: str
+    fault: str
+    without: bool
+    seen: int
+    seeds: int
 
 
 def main() -> int:
-    program = str(Path(sys.argv[1]).resolve())
     with interposed.prepared(None, Workspace.open(None), toolchain.find(), perturbed=True) as interposition:
 
-        def run(kernel: int, fault: int, seed: int | None = None) -> str:
-            delays = f"{seed} 0 {races.EVERY_SITE} {races.EVERY_MODULE}" if seed is not None else ""
+        def run(program: Program, seed: int | None = None, seconds: float = SECONDS) -> Results:
+            delays = f"{seed} 0 {races.EVERY_SITE} {races.EVERY_MODULE}" if seed else ""
             environment = interposition.environment() | {races.DELAYS: delays}
             try:
-                with process.deadline(SECONDS) as late:
-                    done = process.run_until([program, str(kernel), str(fault)], late, env=environment, tied=True)
+                with process.deadline(seconds) as late:
+                    done = process.run_until(program.command, late, env=environment, tied=True)
             except process.Stopped:
-                return "did not end"
-            return done.stdout.strip() if not done.returncode else f"exit code {done.returncode}"
+                return {program.kernel: "did not end"}
+            if done.returncode:
+                return {program.kernel: f"exit code {done.returncode}: {done.stderr[-300:]}"}
+            return results(program, done.stdout)
 
-        right = [run(kernel, 0) for kernel in range(len(FAULTS))]
-        jobs = [(kernel, fault) for kernel, names in enumerate(FAULTS.values()) for fault in range(len(names) + 1)]
-
-        def examine(job: tuple[int, int]) -> dict[str, object]:
-            kernel, fault = job
-            seeds = SEEDS if fault else HEALTHY_SEEDS
-            without = run(kernel, fault) != right[kernel]
-            seen = next((seed for seed in seeds if run(kernel, fault, seed) != right[kernel]), None)
-            name = [*FAULTS][kernel]
-            return {"kernel": name, "fault": ["none", *FAULTS[name]][fault], "without": without, "seed": seen}
-
+        listed = programs(str(Path(sys.argv[1]).resolve()))
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            rows = list(pool.map(examine, jobs))
+            healthy = [program for program in listed if program.fault == "none"]
+            firsts = pool.map(lambda program: run(program, seconds=FIRST_SECONDS), healthy)
+            right = {program.command: each for program, each in zip(healthy, firsts, strict=True)}
+            jobs = [(program, seed) for program in listed for seed in (0, *program.seeds)]
+            found = dict(zip(jobs, pool.map(lambda job: run(*job), jobs), strict=True))
+    return report(rows_of(listed, right, found), sys.argv[2:])
+
+
+def rows_of(
+    listed: list[Program], right: dict[tuple[str, ...], Results], found: dict[tuple[Program, int], Results]
+) -> list[Row]:
+    """A row for each kernel of each program; ``found`` has the results by program and seed, 0 without delays."""
+    rows = []
+    for program in listed:
+        expected, runs = right[program.healthy], {seed: each for (of, seed), each in found.items() if of is program}
+        wrong = {seed: {name for name in each if expected.get(name) != each[name]} for seed, each in runs.items()}
+        names = {*expected, *runs[0]} if program.fault == "none" else {*runs[0]}
+        for name in sorted(names.union(*wrong.values())):
+            seen = sum(name in wrong[seed] for seed in program.seeds)
+            rows.append(Row(name, program.fault, name in wrong[0], seen, len(program.seeds)))
+    return rows
+
+
+def report(rows: list[Row], files: list[str]) -> int:
+    """Print the table, and write it to the file if one is named; returns whether a kernel without a fault was wrong."""
     for row in rows:
-        print(f"| {row['kernel']} | {row['fault']} | {'seen' if row['without'] else ''} | {row['seed'] or ''} |")
-    faults, healthy = ([row for row in rows if (row["fault"] == "none") is none] for none in (False, True))
-    found = [sum(bool(row[how]) for row in faults) for how in ("without", "seed")]
-    alarms = [row for row in healthy if row["without"] or row["seed"]]
-    print(f"{found[0]} of {len(faults)} faults seen without delays, {found[1]} with")
-    print(f"{len(alarms)} alarms on {len(healthy)} kernels without a fault")
-    if len(sys.argv) > 2:
-        Path(sys.argv[2]).write_text(json.dumps({**interposed.digests(), "rows": rows}, indent=1) + "\n")
-    return min(len(alarms), 1)
+        print(f"| {row.kernel} | {row.fault} | {'seen' if row.without else ''} | {row.seen} of {row.seeds} |")
+    faults = [row for row in rows if row.fault != "none"]
+    healthy = [row for row in rows if row.fault == "none"]
+    without, alarms = sum(row.without for row in faults), sum(row.without or bool(row.seen) for row in healthy)
+    print(f"{without} of {len(faults)} faults seen without delays, {sum(bool(row.seen) for row in faults)} with")
+    print(f"{alarms} alarms on {len(healthy)} kernels without a fault, {len(HEALTHY_SEEDS)} seeds each")
+    for file in files:
+        data = {**interposed.digests(), "gpu": describe(gpu.probe()), "rows": [asdict(row) for row in rows]}
+        Path(file).write_text(json.dumps(data, indent=1) + "\n")
+    return min(alarms, 1)
+
+
+def describe(device: gpu.CudaDevice | None) -> dict[str, object]:
+    return asdict(device) if device else {}
 
 
 if __name__ == "__main__":
