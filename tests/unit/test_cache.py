@@ -27,7 +27,7 @@ from sm120kit.core.workspace import Workspace, mark_tree_used
 from sm120kit.images import state_entries
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.oci import LAYER, Layout
-from sm120kit.recipes import locked_toolchain, lockfile
+from sm120kit.recipes import cross_tools, locked_toolchain, lockfile
 from sm120kit.recipes.target import resolve_each
 from sm120kit.sources import _download
 from sm120kit.sources.run_options import Options
@@ -195,6 +195,12 @@ def test_recipe_file_of_the_user_adds_references(workspace: Workspace, tmp_path:
     build(workspace, "e" * 64, "flashinfer-0.6.6.1", NO_TREE)
     assert len(unreferenced(workspace)) == 2
     assert not unreferenced(workspace, str(own)), "without a lock its tree is unknown"
+
+
+def test_data_without_bases_reference_no_tools_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").mkdir()
+    monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    assert cross_tools.directory_names() == frozenset()
 
 
 def test_gc_with_a_damaged_lock_removes_nothing(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

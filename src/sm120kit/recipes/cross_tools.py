@@ -108,8 +108,9 @@ def cross_tools(machine: str, options: Options) -> CrossTools:
 
 
 def directory_names() -> frozenset[str]:
-    """The names of the directories in ``cache/toolchains`` with the locked tools."""
-    return frozenset(_directory_name(_locked(*machines)) for machines in BASES)
+    """The names of the directories in ``cache/toolchains`` with the locked tools; none where the data have no such bases."""
+    known = {*bases.names()}
+    return frozenset(_directory_name(_locked(*machines)) for machines, names in BASES.items() if known.issuperset(names))
 
 
 def _locked(own: str, machine: str) -> dict[str, tuple[DebianPackage, ...]]:
