@@ -13,6 +13,7 @@ from sm120kit.core.data_roots import find, origin, user_repository
 from sm120kit.hosts.facts import probe
 from sm120kit.recipes import ablations, arguments, configurations, known_defects
 from sm120kit.recipes.configurations import Configuration, Container, Hardware, Reference
+from sm120kit.serving import fit
 from sm120kit.serving.derived_configuration import planned_gpus, present_gpus
 
 MOST_GPUS = 64
@@ -58,7 +59,6 @@ def list_(
 def show(name: ConfigName, json: Json = False) -> None:
     """Show a configuration and its published figures."""
     from sm120kit.bench import reproduce
-    from sm120kit.serving import fit
 
     config = configurations.load(name)
     if json:

@@ -111,7 +111,7 @@ class ModelOptions(ServerAccess):
         """
         from sm120kit import kld
 
-        if not _is_url(name):
+        if not is_url(name):
             return kld.LocalModel(Path(name))
         server = self._server(name)
         server.require(window, text)
@@ -125,13 +125,13 @@ class ModelOptions(ServerAccess):
         """
         from sm120kit import kld
 
-        if not _is_url(name):
+        if not is_url(name):
             kld.require_window(Path(name), window)
             kld.require_same_tokenizer(Path(name), text)
 
     def saved_top(self, name: str) -> int:
         """How many tokens of each position of ``name`` are saved."""
-        return self.top if self.top is not None else 20 if _is_url(name) else 1000
+        return self.top if self.top is not None else 20 if is_url(name) else 1000
 
     def _server(self, name: str) -> ServedModel:
         from sm120kit import bench, kld
@@ -185,13 +185,13 @@ def kld(
     if results.output is not None:
         require_writable(results.output)
         require_new(results.output, "--output", results.overwrite)
-    stored = None if _is_url(reference) or not Path(reference).is_file() else SavedReference(Path(reference))
+    stored = None if is_url(reference) or not Path(reference).is_file() else SavedReference(Path(reference))
     if stored and save:
         raise typer.BadParameter(f"{reference} is a saved reference", param_hint="--save")
     if stored:
         source.require_unused(reference)
     names = [name for name in (reference, test, models.control) if name and not (stored and name == reference)]
-    text = stored.text if stored else source.tokens([Path(name) for name in names if not _is_url(name)])
+    text = stored.text if stored else source.tokens([Path(name) for name in names if not is_url(name)])
     windowing = stored.windowing if stored else source.windowing()
     split_windows(text.tokens, windowing)  # refuse what is wrong before a model is loaded
     for name in names:
@@ -261,11 +261,6 @@ def _problems(result: DivergenceSummary, max_mean: float | None) -> list[str]:
     if max_mean is not None and result.mean > max_mean:
         problems.append(f"the mean of {result.mean:.3g} nats is larger than {max_mean:g}")
     return problems
-
-
-def _is_url(name: str) -> bool:
-
-    return is_url(name)
 
 
 def _print(comparison: KldComparison) -> None:

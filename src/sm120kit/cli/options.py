@@ -20,6 +20,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from sm120kit.core import console
+from sm120kit.core.data_roots import entries, top_root
+from sm120kit.core.errors import did_you_mean
+from sm120kit.core.outside import read_input_text
+from sm120kit.core.secrets import register
+from sm120kit.core.urls import Endpoint
 from sm120kit.core.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -119,14 +124,10 @@ def patch_names(incomplete: str) -> list[str]:
 
 def patches_root() -> Path:
     """The directory of the patch series: the user's, which lie above the built-in ones, or these."""
-    from sm120kit.core.data_roots import top_root
-
     return top_root() / "patches"
 
 
 def _names(folder: str, incomplete: str) -> list[str]:
-    from sm120kit.core.data_roots import entries
-
     return sorted(name for name in entries(folder) if name.startswith(incomplete))
 
 
@@ -515,8 +516,6 @@ class ServerAccess:
             typer.BadParameter: a header or key is malformed, or its file cannot be read.
             BadInput: see :meth:`sm120kit.core.urls.Endpoint.parse`.
         """
-        from sm120kit.core.urls import Endpoint
-
         return Endpoint.parse(url, key_of(self.api_key), dict(map(_header, self.header or [])))
 
 
@@ -617,8 +616,6 @@ def _header(text: str) -> tuple[str, str]:
 
 def key_of(text: str) -> str:
     """The key, or the content of the file in ``@FILE``."""
-    from sm120kit.core.secrets import register
-
     text = _content(text, "--api-key")
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise typer.BadParameter("a key consists of printable ASCII characters without spaces", param_hint="--api-key")
@@ -630,8 +627,6 @@ def _content(text: str, option: str) -> str:
     """A value, or the content of the file in ``@FILE``."""
     if not text.startswith("@"):
         return text
-    from sm120kit.core.outside import read_input_text
-
     try:
         content = read_input_text(Path(text[1:]).expanduser()).strip()
     except (OSError, UnicodeError) as error:
@@ -649,7 +644,6 @@ def given_values(texts: list[str]) -> dict[str, str]:
         typer.BadParameter: not NAME=VALUE, or a name that results do not record.
     """
     from sm120kit.bench.bench_environment import GIVEN
-    from sm120kit.core.errors import did_you_mean
 
     values = {}
     for text in texts:
