@@ -230,7 +230,7 @@ def test_foreign_names_are_not_entries(workspace: Workspace) -> None:
     for name in ("downloads/film.mkv", "work/thesis", "build/app/main", "images/cat", "caches/x", "runs/today", "checkouts/a"):
         fill(workspace.root / name)
     (workspace.downloads / ABSENT).symlink_to(workspace.root / "work")
-    assert state_entries.entries(workspace.root, state_entries.References()) == []
+    assert state_entries.entries(workspace.root) == []
 
 
 def test_hidden_names_are_temporary(workspace: Workspace) -> None:

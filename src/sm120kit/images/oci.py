@@ -72,6 +72,14 @@ class Descriptor:
             raise BadInput(f"{str(document)[:200]} is not an OCI descriptor", "the image is damaged: fetch it again") from error
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """An image in the index: its entry without a reference, and its references."""
+
+    entry: dict[str, Any]
+    references: set[str] = field(default_factory=set)
+
+
 class BlobWriter:
     """A new blob, hashed while it is written; see :meth:`Layout.writer`."""
 
@@ -200,13 +208,12 @@ class Layout:
         """
         manifest = self.add_blob(content, MANIFEST)
         self._require_blobs(self.manifest(manifest.digest))
-        if any(listed.digest == manifest.digest for listed, _ in self.images()):
+        if manifest.digest in self._read_index():
             return manifest
-        with self._index() as entries:
-            if not any(entry["digest"] == manifest.digest for entry in entries):
-                config = self.config(manifest.digest)
-                platform = {key: config[key] for key in ("architecture", "os", "variant") if key in config}
-                entries.append(manifest.as_json() | {"platform": platform})
+        config = self.config(manifest.digest)
+        platform = {key: config[key] for key in ("architecture", "os", "variant") if key in config}
+        with self._index() as listed:
+            listed.setdefault(manifest.digest, _Listed(manifest.as_json() | {"platform": platform}))
         return manifest
 
     def manifest(self, digest: str) -> dict[str, Any]:
@@ -246,13 +253,8 @@ class Layout:
 
     def images(self) -> list[tuple[Descriptor, tuple[str, ...]]]:
         """All manifests, each with its references."""
-        references: dict[str, list[str]] = {}
-        manifests: dict[str, Descriptor] = {}
-        for entry in self._read_index():
-            listed = Descriptor.from_json(entry)
-            manifests[listed.digest] = Descriptor(listed.media_type, listed.digest, listed.size)
-            references.setdefault(listed.digest, []).extend(filter(None, [listed.annotations.get(REFERENCE)]))
-        return [(manifest, tuple(sorted(references[digest]))) for digest, manifest in sorted(manifests.items())]
+        listed = sorted(self._read_index().items())
+        return [(Descriptor.from_json(image.entry), tuple(sorted(image.references))) for _, image in listed]
 
     def find(self, reference: str) -> Descriptor | None:
         """The manifest with a reference, or with the digest of the manifest or config; None if there is none."""
@@ -290,30 +292,21 @@ class Layout:
         Raises:
             NotFound: the layout does not have the image.
         """
-        tags = next((references for listed, references in self.images() if listed.digest == manifest_digest), ())
-        if reference in tags:
+        present = self._read_index().get(manifest_digest)
+        if present and reference in present.references:
             return
-        with self._index() as entries:
-            of_image = [entry for entry in entries if entry["digest"] == manifest_digest]
-            if not of_image:
+        with self._index() as listed:
+            if manifest_digest not in listed:
                 raise NotFound(f"{self.directory} has no image {manifest_digest}", "sm120kit build builds one")
-            self._drop(entries, reference)
-            entries[:] = [entry for entry in entries if entry["digest"] != manifest_digest or _reference(entry)]
-            bare = {key: value for key, value in of_image[0].items() if key != "annotations"}
-            entries.append(bare | {"annotations": {REFERENCE: reference}})
+            for image in listed.values():
+                image.references.discard(reference)
+            listed[manifest_digest].references.add(reference)
 
     def untag(self, reference: str) -> None:
         """Remove a reference if it exists. The image stays."""
-        with self._index() as entries:
-            self._drop(entries, reference)
-
-    @staticmethod
-    def _drop(entries: list[dict[str, Any]], reference: str) -> None:
-        """Remove a reference from the entries of an index; an image without another stays as an entry without one."""
-        for entry in [entry for entry in entries if _reference(entry) == reference]:
-            entries.remove(entry)
-            if not any(other["digest"] == entry["digest"] for other in entries):
-                entries.append({key: value for key, value in entry.items() if key != "annotations"})
+        with self._index() as listed:
+            for image in listed.values():
+                image.references.discard(reference)
 
     def remove(self, *manifest_digests: str) -> int:
         """Remove images with their references, and their blobs that no other image has. Returns the bytes that this frees.
@@ -321,10 +314,11 @@ class Layout:
         If another image is damaged, only the manifests are removed: which layers it has cannot be determined.
         """
         own = set(manifest_digests)
-        with self._index() as entries:
-            entries[:] = [entry for entry in entries if entry["digest"] not in manifest_digests]
+        with self._index() as listed:
+            for digest in manifest_digests:
+                listed.pop(digest, None)
             try:
-                kept = {blob for digest in {entry["digest"] for entry in entries} for blob in self._blobs_of(digest)}
+                kept = {blob for digest in listed for blob in self._blobs_of(digest)}
             except (Mismatch, BadInput):
                 kept = set()
             else:
@@ -354,12 +348,10 @@ class Layout:
 
         The caller makes sure that no build runs: :meth:`sm120kit.core.workspace.Workspace.maintenance`.
         """
-        with self._index() as entries:
-            entries[:] = [
-                entry
-                for entry in entries
-                if _reference(entry) or not any(self.path(blob) in paths for blob in self._blobs_of(entry["digest"]))
-            ]
+        with self._index() as listed:
+            for digest in [digest for digest, image in listed.items() if not image.references]:
+                if any(self.path(blob) in paths for blob in self._blobs_of(digest)):
+                    del listed[digest]
 
     def verify(self, digest: str) -> None:
         """Compare every blob of an image with its size and sha256.
@@ -393,29 +385,36 @@ class Layout:
                 raise _damaged(self.path(blob.digest), f"is missing or does not have {blob.size} bytes")
 
     @contextmanager
-    def _index(self) -> Iterator[list[dict[str, Any]]]:
-        """The entries of the index, to be changed in place; they are written when the block succeeds."""
+    def _index(self) -> Iterator[dict[str, _Listed]]:
+        """The images of the index by digest, to be changed in place; they are written when the block succeeds."""
         self._create()
         with exclusive(self.directory / "index.lock", f"images in {self.directory}"):
-            entries = self._read_index()
-            yield entries
-            self._write_index(entries)
+            listed = self._read_index()
+            yield listed
+            self._write_index(listed)
 
-    def _read_index(self) -> list[dict[str, Any]]:
+    def _read_index(self) -> dict[str, _Listed]:
         path = self.directory / "index.json"
+        listed: dict[str, _Listed] = {}
         try:
-            entries = parse_json(path.read_bytes())["manifests"]
-            for entry in entries:
-                Descriptor.from_json(entry)
+            for entry in parse_json(path.read_bytes())["manifests"]:
+                described = Descriptor.from_json(entry)
+                bare = {key: value for key, value in entry.items() if key != "annotations"}
+                reference = described.annotations.get(REFERENCE)
+                listed.setdefault(described.digest, _Listed(bare)).references.update([str(reference)] if reference else ())
         except FileNotFoundError:
-            return []
+            return {}
         except (ValueError, KeyError, TypeError, BadInput) as error:
             raise _damaged(path, f"is not the index of an OCI image layout: {error}") from error
-        return list(entries)
+        return listed
 
-    def _write_index(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        ordered = sorted(entries, key=lambda entry: (_reference(entry), entry["digest"]))
-        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": ordered}
+    def _write_index(self, listed: Mapping[str, _Listed]) -> None:
+        named = [(reference, digest) for digest, image in listed.items() for reference in image.references or [""]]
+        entries = [
+            listed[digest].entry | ({"annotations": {REFERENCE: reference}} if reference else {})
+            for reference, digest in sorted(named)
+        ]
+        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
         write_atomic(self.directory / "index.json", json.dumps(document, sort_keys=True, indent=2).encode() + b"\n")
 
     def _create(self) -> None:
@@ -427,7 +426,7 @@ class Layout:
             if not (self.directory / "index.json").is_file():
                 with exclusive(self.directory / "index.lock", f"images in {self.directory}"):
                     if not (self.directory / "index.json").is_file():
-                        self._write_index([])
+                        self._write_index({})
 
 
 def manifest_of(config: Descriptor, layers: Sequence[Descriptor], artifact_type: str = "") -> bytes:
@@ -439,10 +438,6 @@ def manifest_of(config: Descriptor, layers: Sequence[Descriptor], artifact_type:
         "layers": [layer.as_json() for layer in layers],
     }
     return _canonical(document | ({"artifactType": artifact_type} if artifact_type else {}))
-
-
-def _reference(entry: Mapping[str, Any]) -> str:
-    return str((entry.get("annotations") or {}).get(REFERENCE, ""))
 
 
 def _canonical(document: Mapping[str, Any]) -> bytes:

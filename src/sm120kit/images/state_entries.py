@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit import sources
@@ -139,21 +139,28 @@ class Usage:
     last_used: float | None
 
 
+_BY_NAME = {
+    "downloads": "no recipe or lock has this hash",
+    "toolchains": "no lock has these wheels",
+    "blobs": "no image has it",
+    "compressed": "no image has it",
+    "bases": "no base has these packages",
+    "checkouts": "no recipe pins this source",
+}
+"""Kinds whose entries are referenced by name, with the reason why another is unreferenced."""
+
+
 @dataclass(frozen=True)
 class References:
-    """References of recipes, their locks and series, and built images."""
+    """References of recipes, their locks and series, and built images; ``names`` are those of entries, by kind."""
 
-    recipes: frozenset[str] = frozenset()
-    checkouts: frozenset[str] = frozenset()
-    downloads: frozenset[str] = frozenset()
-    toolchains: frozenset[str] = frozenset()
-    trees: frozenset[str] = frozenset()
-    without_tree: frozenset[str] = frozenset()
-    build_ids: frozenset[str] = frozenset()
-    plans: frozenset[str] = frozenset()
-    bases: frozenset[str] = frozenset()
-    blobs: frozenset[str] = frozenset()
-    images: Mapping[str, ImageContext] = field(default_factory=dict)
+    names: Mapping[str, Collection[str]]
+    recipes: Collection[str]
+    trees: Collection[str]
+    without_tree: Collection[str]
+    build_ids: Collection[str]
+    plans: Collection[str]
+    images: Collection[str]
 
 
 def references(workspace: Workspace, targets: Iterable[Target]) -> References:
@@ -178,28 +185,29 @@ def references(workspace: Workspace, targets: Iterable[Target]) -> References:
     wheels = {wheel.sha256 for lock in locks.values() for closure in lock.closures for wheel in closure.wheels}
     locked = {tree for lock in locks.values() for source in lock.sources for tree in (source.tree, source.patched_tree)}
     images = dict(_built_images(workspace))
-    return References(
-        recipes=frozenset(names),
-        checkouts=frozenset(sources.checkout_name(pin) for pin in pins),
-        downloads=frozenset(
-            {pin.sha256 for pin in pins if not isinstance(pin, GitPin)}
-            | wheels
-            | _packages()
-            | {wheel.sha256 for context in images.values() for wheel in context.locked}
-        ),
-        toolchains=frozenset(name for lock in locks.values() for name in locked_toolchain.unpacked_names(lock))
+    blobs = {path.name for path in _layout(workspace.root).used()}
+    machines = ((base, machine) for base in map(bases.load, bases.names()) for machine in base.machines)
+    referenced = {
+        "downloads": {pin.sha256 for pin in pins if not isinstance(pin, GitPin)}
+        | wheels
+        | _packages()
+        | {wheel.sha256 for context in images.values() for wheel in context.locked},
+        "toolchains": {name for lock in locks.values() for name in locked_toolchain.unpacked_names(lock)}
         | cross_tools.directory_names(),
-        trees=frozenset(
-            locked | {id_ for each in trees.values() for tree in each if tree for id_ in (tree.tree, tree.checkout.tree)}
-        ),
-        without_tree=frozenset(name for name, each in trees.items() if None in each and name not in locks),
-        build_ids=frozenset(map(lockfile.build_id, locks.values())),
-        plans=frozenset(str(ours.origin["plan"]) for context in images.values() for ours in context.ours),
-        bases=frozenset(
-            _base.directory_name(one, machine) for one in map(bases.load, bases.names()) for machine in one.machines
-        ),
-        blobs=frozenset(path.name for path in _layout(workspace.root).used()),
-        images=images,
+        "blobs": blobs,
+        "compressed": blobs,
+        "bases": {_base.directory_name(base, machine) for base, machine in machines},
+        "checkouts": {sources.checkout_name(pin) for pin in pins},
+    }
+    produced = {id_ for each in trees.values() for tree in each if tree for id_ in (tree.tree, tree.checkout.tree)}
+    return References(
+        names=referenced,
+        recipes=names,
+        trees=locked | produced,
+        without_tree={name for name, each in trees.items() if None in each and name not in locks},
+        build_ids=set(map(lockfile.build_id, locks.values())),
+        plans={str(ours.origin["plan"]) for context in images.values() for ours in context.ours},
+        images={*images},
     )
 
 
@@ -260,17 +268,10 @@ def _used(path: Path) -> float:
 
 def _unreferenced(kind: EntryKind, path: Path, references: References) -> str:
     """Why nothing refers to an entry; empty if something does."""
+    if kind.name in _BY_NAME:
+        name = path.name.partition(".")[0] if kind.name == "compressed" else path.name
+        return "" if name in references.names[kind.name] else _BY_NAME[kind.name]
     match kind.name:
-        case "downloads":
-            return "" if path.name in references.downloads else "no recipe or lock has this hash"
-        case "toolchains":
-            return "" if path.name in references.toolchains else "no lock has these wheels"
-        case "blobs" | "compressed":
-            return "" if path.name.partition(".")[0] in references.blobs else "no image has it"
-        case "bases":
-            return "" if path.name in references.bases else "no base has these packages"
-        case "checkouts":
-            return "" if path.name in references.checkouts else "no recipe pins this source"
         case "trees":
             return _of_tree(references, _record(path).get("tree", "") if path.suffix else path.name)
         case "generated":
@@ -322,7 +323,7 @@ def _of_work(references: References, path: Path) -> str:
 def _of_results(references: References, path: Path) -> str:
     """Results are referenced by the trees that used them; without such marks, or if a recipe's tree is unknown, by all."""
     trees = {mark.stem for mark in path.glob("*.tree")}
-    if not trees or trees & references.trees or references.without_tree:
+    if not trees or not trees.isdisjoint(references.trees) or references.without_tree:
         return ""
     return "no recipe's series produces a tree that used it"
 
