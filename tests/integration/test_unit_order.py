@@ -36,7 +36,7 @@ def module_of(name: str, seconds: dict[str, float], *, packed: bool) -> tuple[Mo
     return Module(name, f"{name}.so", units, packed, ()), Generated(name, f"{name}.so", (), compiled, ninja)
 
 
-def compile_in(work: Path, modules: list[tuple[Module, Generated]]) -> list[str]:
+def compile_in(work: Path, modules: list[tuple[Module, Generated]], launcher: Path | None = None) -> list[str]:
     """Compile the modules with one job and return the lines of the compiler's log: flag and output of each call."""
     work.mkdir(exist_ok=True)
     if not (work / "source").exists():
@@ -46,7 +46,7 @@ def compile_in(work: Path, modules: list[tuple[Module, Generated]]) -> list[str]
     toolchain = Toolchain(Path(), "13.0.88", "c++", "12.2")
     plans, generated = zip(*modules, strict=True)
     plan = BuildPlan("r", "flashinfer", "1", "", "", (Arch.SM_120F,), ("g",), plans, (), toolchain)
-    compile_units(plan, generated, work, CompileSettings(Costs(work / "costs.json"), jobs=1))
+    compile_units(plan, generated, work, CompileSettings(Costs(work / "costs.json"), jobs=1, launcher=launcher))
     return (work / "started").read_text().splitlines()
 
 
@@ -66,3 +66,16 @@ def test_units_are_not_compiled_again_when_their_order_changes(tmp_path: Path) -
     assert len(compile_in(tmp_path / "work", [first])) == 2
     other_costs = module_of("packed", {"a": 90, "b": 70}, packed=True)
     assert compile_in(tmp_path / "work", [other_costs]) == []
+
+
+def test_compilers_start_through_the_launcher(tmp_path: Path) -> None:
+    """A unit that the launcher has is not compiled again, and its time is no estimate for a compile."""
+    launcher, kept = tmp_path / "launcher", tmp_path / "kept"
+    kept.mkdir()
+    launcher.write_text(f'#!/bin/sh\no={kept}/$(basename "$5")\n[ -e "$o" ] || {{ "$@" && cp "$5" "$o"; }}\ncp "$o" "$5"\n')
+    launcher.chmod(0o755)
+    module = module_of("packed", {"a": 20, "b": 70}, packed=True)
+    assert len(compile_in(tmp_path / "first", [module], launcher)) == 2
+    assert compile_in(tmp_path / "second", [module], launcher) == []
+    assert (tmp_path / "second" / "packed.so").read_bytes() == (tmp_path / "first" / "packed.so").read_bytes()
+    assert Costs(tmp_path / "second" / "costs.json").of("packed/a.o") is None

@@ -48,6 +48,7 @@ SHARED = frozenset(
         "index",
         "index-url",
         "jobs",
+        "launcher",
         "memory",
         "mirror",
         "offline",
@@ -272,10 +273,16 @@ SourceRecipeName = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much of the machine a build uses; ``memory`` in GiB."""
+    """How a build uses the machine; ``memory`` in GiB, ``launcher`` starts the compilers."""
 
     jobs: Jobs = None
     memory: Memory = None
+    launcher: Annotated[
+        str,
+        typer.Option(
+            "--launcher", metavar="PROGRAM", help="Program that starts the compilers: ccache, which keeps and shares objects."
+        ),
+    ] = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,12 +346,14 @@ class Sources:
         Raises:
             Sm120kitError: the state directory cannot be used.
         """
+        from sm120kit.core.toolchain import compiler_launcher
         from sm120kit.sources.origin import Origin
         from sm120kit.sources.run_options import Options
 
         origin = Origin(self.mirror, self.index_url, tuple(self.find_links or ()), self.offline, debian.archives())
         memory_bytes = int(limits.memory * 2**30) if limits.memory is not None else None
-        return Options(self.workspace(), origin, limits.jobs, memory_bytes)
+        launcher = compiler_launcher(limits.launcher) if limits.launcher else None
+        return Options(self.workspace(), origin, limits.jobs, memory_bytes, launcher=launcher)
 
 
 def _set_verbose(value: bool) -> None:

@@ -185,8 +185,21 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+LAUNCHER = "SM120KIT_LAUNCHER"
+"""Variable with the program that compilers are started through, such as ccache."""
+
+_SHORT = {"--generate-dependencies-with-compile": "-MD", "--dependency-output": "-MF"}
+"""Options of nvcc by the names that compiler caches know, too."""
+
+
+def launched(argv: list[str], launcher: str) -> list[str]:
+    """The command of a compiler, through the launcher if there is one."""
+    return [launcher, *(_SHORT.get(argument, argument) for argument in argv)] if launcher else argv
+
+
 def main(argv: list[str]) -> int:
     """Run one compiler under the gate and return its exit code."""
+    argv = launched(argv, os.environ.get(LAUNCHER, ""))
     gate = Gate(Path(os.environ["SM120KIT_GATE_DIR"]))
     output = argv[argv.index("-o") + 1]
     reservation = gate.reserve(output)

@@ -26,6 +26,18 @@ FIRST_NVCC = {Arch.SM_120A: Version("12.8"), Arch.SM_120F: Version("12.9"), Arch
 INSTALL_HINT = "install the compiler as wheels: pip install 'sm120kit[cuda]'"
 
 
+def compiler_launcher(name: str) -> Path:
+    """The file of a program that starts compilers, by its name on ``PATH`` or its path.
+
+    Raises:
+        RequirementMissing: there is no such program.
+    """
+    found = process.find_program(name)
+    if found is None:
+        raise RequirementMissing(f"--launcher {name}: there is no such program", "install it, or omit --launcher")
+    return found.absolute()
+
+
 def find(archs: Sequence[Arch] = (), headers: Sequence[str] = (), version: str = "") -> Toolchain:
     """The first suitable CUDA toolkit of: ``CUDA_HOME``, nvcc on PATH, the CUDA wheels of this environment.
 

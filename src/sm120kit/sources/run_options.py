@@ -40,7 +40,8 @@ class RemoteCache(Protocol):
 class Options:
     """State directory, origin of sources, and limits of a command.
 
-    ``jobs`` is the number of parallel compilers. ``remote`` is where results are looked up that the state directory lacks.
+    ``jobs`` is the number of parallel compilers, ``launcher`` the program that starts them, such as ccache. ``remote`` is where
+    results are looked up that the state directory lacks.
     """
 
     workspace: Workspace
@@ -48,3 +49,4 @@ class Options:
     jobs: int | None = None
     memory_bytes: int | None = None
     remote: RemoteCache | None = None
+    launcher: Path | None = None

@@ -15,7 +15,7 @@ from sm120kit.core import process
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable
-from sm120kit.core.memory import Costs, FinishedUnit, Gate, RunningUnit, available_bytes, ran_out_of_memory
+from sm120kit.core.memory import LAUNCHER, Costs, FinishedUnit, Gate, RunningUnit, available_bytes, ran_out_of_memory
 from sm120kit.core.process import own_python_path
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels.build_records import BuildPlan, Generated, Unit
@@ -49,18 +49,19 @@ class CompileSettings:
     """Limits of a compile and what watches it: at most ``jobs`` compilers at once, in ``budget_bytes`` of memory.
 
     None for ``jobs`` means the number of cores, None for ``budget_bytes`` the memory that is available. ``costs`` are those
-    of earlier compiles.
+    of earlier compiles, which a compile through a ``launcher`` does not change: it may have compiled nothing.
     """
 
     costs: Costs
     jobs: int | None = None
     budget_bytes: int | None = None
     watch: Callable[[Progress], None] = lambda progress: None
+    launcher: Path | None = None
 
     @classmethod
     def of(cls, options: Options, watch: Callable[[Progress], None]) -> CompileSettings:
         """The settings of a command."""
-        return cls(Costs(options.workspace.cache / "costs.json"), options.jobs, options.memory_bytes, watch)
+        return cls(Costs(options.workspace.cache / "costs.json"), options.jobs, options.memory_bytes, watch, options.launcher)
 
     @property
     def parallel(self) -> int:
@@ -203,6 +204,7 @@ def run_gated(
                     **env,
                     "SM120KIT_GATE_DIR": str(gate.directory),
                     "PYTHONPATH": own_python_path(),
+                    **(_launcher_environment(settings.launcher, work) if settings.launcher else {LAUNCHER: None}),
                 },
                 logfile=log,
                 check=False,
@@ -211,11 +213,29 @@ def run_gated(
     finally:
         keys = {unit.output: f"{unit.module}/{Path(unit.output).name}" for unit in units}
         for event in gate.events():
-            if event.output in keys:  # CMake also compiles tests of the compilers
+            if event.output in keys and not settings.launcher:  # CMake also compiles tests of the compilers
                 settings.costs.record(keys[event.output], event)
         settings.costs.save()
     settings.watch(Progress(gate.events(), (), tuple(stale)))
     return done, gate.events()
+
+
+def _launcher_environment(launcher: Path, work: Path) -> dict[str, str]:
+    """Variables for the launcher, with those that make ccache find objects that another directory or machine compiled.
+
+    Its key has the contents of nvcc; the programs that nvcc runs are added, and lists of included files replace a second run
+    of the preprocessor (ccache 4.7: ``depend_mode``, ``extra_files_to_hash``).
+    """
+    programs = (work / "cuda" / "bin" / "nvcc").resolve().parent
+    parts = [programs / "cudafe++", programs / "ptxas", programs / "fatbinary", programs.parent / "nvvm" / "bin" / "cicc"]
+    return {
+        LAUNCHER: str(launcher),
+        "CCACHE_BASEDIR": str(work),
+        "CCACHE_COMPILERCHECK": "content",
+        "CCACHE_DEPEND": "1",
+        "CCACHE_EXTRAFILES": os.pathsep.join(map(str, parts)),
+        "CCACHE_NOHASHDIR": "1",
+    }
 
 
 def require_memory(what: str, needed_bytes: int, budget_bytes: int | None) -> None:
