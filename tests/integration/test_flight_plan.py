@@ -149,6 +149,31 @@ def test_existing_configuration_for_the_gpus_wins(hub: ModelHub, tmp_path: Path)
             break
 
 
+@pytest.mark.parametrize("offline", [(), ("--offline",)])
+def test_configuration_that_the_engines_parser_rejects_is_never_chosen(
+    offline: tuple[str, ...], hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = new_repository.make(tmp_path / "own")
+    monkeypatch.chdir(own)
+    name = "gpt-oss-20b-1x-rtx-pro-6000"
+    text = (data_root() / "recipes" / "configurations" / f"{name}.toml").read_text()
+    (own / "configurations" / f"{name}.toml").write_text(text.replace("arguments = [", 'arguments = ["--no-such-option", '))
+    config = parse_json((data_root() / "recipes/checkpoints/openai--gpt-oss-20b.json").read_bytes())["config"]
+    repository = publish(hub, tmp_path, "openai/gpt-oss-20b", config)
+    result = CliRunner().invoke(app, ["plan", repository, "--json", "--gpu", "rtx-pro-6000", "--gpus", "1", *offline])
+    content = json.loads(result.stdout)
+    assert content["derived"] and "--no-such-option" not in content["arguments"]
+    assert name in result.stderr and "--no-such-option" in result.stderr
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.19.1", "sglang-0.5.11"])
+def test_values_that_an_earlier_engine_lacks_are_not_derived(engine: str, hub: ModelHub, tmp_path: Path) -> None:
+    name = publish(hub, tmp_path, "deepseek-ai/V4.1", PLAIN | {"model_type": "deepseek_v41"})
+    arguments = plan(name, "--gpu", "rtx-5090", "--gpus", "1", "--engine", engine)["arguments"]
+    record = parser.load(engine)
+    assert record and not parser.rejections(record, arguments)
+
+
 def test_gpus_of_the_host_are_used(hub: ModelHub, tmp_path: Path) -> None:
     name = publish(hub, tmp_path, "me/plain", PLAIN)
     root = str(synthetic_hosts.build("node-pair", tmp_path / "host"))

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm120kit import recipes
+from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, did_you_mean
 from sm120kit.engines import Engine, all_engines, find, parser
 from sm120kit.hosts.facts import Host
 from sm120kit.images.backends import GPUS
-from sm120kit.recipes import EngineRecipe, configurations
+from sm120kit.recipes import EngineRecipe, arguments, configurations
 from sm120kit.recipes.configurations import Configuration, Hardware
 from sm120kit.serving.checkpoint import Checkpoint
 from sm120kit.serving.fit import Fit, estimate, own_gpus
@@ -92,20 +93,28 @@ def gpu_word(hardware: Hardware) -> str:
 def published(repository: str, hardware: Hardware | None, *, exact: bool, engine: str = "") -> Configuration | None:
     """The configuration of a model that exists for GPUs, or for as many of them as it needs unless they are ``exact``.
 
-    The one with the most GPUs, then with the highest figure; none that is historical. Without ``hardware`` the one with the
-    fewest GPUs.
+    The one with the most GPUs, then with the highest figure; none that is historical, or that its engine's parser, lockfile or
+    image refuses, which is reported. Without ``hardware`` the one with the fewest GPUs.
     """
-    usable = [
+    suitable = (
         each
         for each in configurations.readable()
         if each.model.repository.lower() == repository.lower()
         and not each.historical
         and engine in ("", each.engine, each.served_by.name)
         and (hardware is None or _suits(each.hardware, hardware, exact=exact))
-    ]
+    )
+    usable = [each for each in suitable if _is_accepted(each)]
     if hardware is None:
         return min(usable, key=lambda each: (each.hardware.gpus, each.hardware.unified), default=None)
     return max(usable, key=lambda each: (each.hardware.gpus, *(ref.value for ref in each.reference[:1])), default=None)
+
+
+def _is_accepted(configuration: Configuration) -> bool:
+    """Whether nothing is wrong with the arguments of a configuration; reports what is."""
+    if found := list(arguments.problems(configuration.model_dump(mode="json"))):
+        reporting.warn(f"configuration {configuration.name} is left out: {'; '.join(found)}")
+    return not found
 
 
 def _suits(needed: Hardware, there: Hardware, *, exact: bool) -> bool:
@@ -203,8 +212,8 @@ class _Draft:
         least = min(fit.context or LEAST_CONTEXT, LEAST_CONTEXT)
         return not fit.overflows and (self.room >= least if fit.capacity_tokens is not None else not self.kv_type)
 
-    def _fit(self, arguments: tuple[str, ...]) -> Fit:
-        return estimate(self._with(arguments), self.model.facts, own_gpus(self.hardware, RESERVE))
+    def _fit(self, context: tuple[str, ...]) -> Fit:
+        return estimate(self._with(context), self.model.facts, own_gpus(self.hardware, RESERVE))
 
     @property
     def configuration(self) -> Configuration:
@@ -256,10 +265,14 @@ class _Draft:
         engine = self.recipe.served_by
         parsers = engine.parsers_of(self.model.facts.model_type, self.model.repository)
         for meaning, value in (("reasoning_parser", parsers.reasoning), ("tool_parser", parsers.tools)):
-            if value:
-                yield from (engine.options[meaning][0], value)
-        if parsers.tools:
-            yield from engine.tool_arguments
+            option = engine.options[meaning][0]
+            if value and self._takes(option, value):
+                yield from (option, value, *(engine.tool_arguments if meaning == "tool_parser" else ()))
+
+    def _takes(self, *words: str) -> bool:
+        """Whether the engine's parser accepts an option; an earlier version may lack a value of its newest."""
+        record = parser.load(self.recipe.name)
+        return record is None or not parser.rejections(record, words)
 
     def _speculation(self) -> tuple[str, ...]:
         facts = self.model.facts
