@@ -110,7 +110,8 @@ class Engine:
     ``revision``, ``api_key``, ``nodes``. ``pools`` has the defaults of an engine that divides the KV cache at its start, none
     if layers share it: ``windows`` is the tokens of layers with a window over those of others, ``states`` the bytes of states
     over those of tokens. ``files`` are options whose value can be a path. ``types`` are types of its parser by the names in
-    its record, beside those of Python, and ``parse_integer`` is that of numbers of tokens. ``optional`` are the distributions
+    its record, beside those of Python, ``optional_types`` those that take "" and "None" for no value, and ``parse_integer`` is
+    that of numbers of tokens. ``optional`` are the distributions
     that it imports only with a value of an option.
 
     ``programs`` start its server, as words of a command line.
@@ -140,6 +141,7 @@ class Engine:
     parser: Callable[[Callable[..., None]], tuple[ArgumentParser, Parse]] | None = None
     parse_integer: Callable[[str], int] = integer
     types: Mapping[str, Callable[[str], object]] = field(default_factory=dict)
+    optional_types: frozenset[str] = frozenset()
     optional: Mapping[tuple[str, str], str] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
     info_path: str = "/version"
@@ -193,6 +195,10 @@ class Engine:
             ValueError: the parser refuses it.
         """
         return list(argv)
+
+    def contradictions(self, options: Mapping[str, str], models: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        """What the server refuses of options, each valid by itself, before it loads a model; ``models`` as in its record."""
+        return iter(())
 
     def hidden_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """Names of the option with these ``names`` that the parser accepts, but its help does not show."""

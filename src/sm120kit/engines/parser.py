@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,12 +28,16 @@ _TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "loads
 
 @dataclass(frozen=True)
 class Option:
-    """An option with its names; no names for a positional argument. ``nargs`` and ``choices`` as in argparse."""
+    """An option with its names; no names for a positional argument. ``nargs`` and ``choices`` as in argparse.
+
+    ``type`` names the function that converts a value, and the one that this is made with. ``keys`` are those of a JSON object.
+    """
 
     names: tuple[str, ...]
     nargs: str | int | None
     type: str
     choices: tuple[str, ...] | None
+    keys: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ def _read(path: Path, changed: int) -> ParserRecord:
 
 def _option(table: dict[str, Any]) -> Option:
     choices = table["choices"]
-    return Option(tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices))
+    keys = frozenset(table["keys"]) if "keys" in table else None
+    return Option(tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices), keys)
 
 
 def rejection(record: ParserRecord, argv: Sequence[str]) -> str:
@@ -114,7 +119,8 @@ def rejections(record: ParserRecord, argv: Sequence[str]) -> list[str]:
                 return reasons
             rest = fewer
         else:
-            return reasons + [f"unknown argument {word}{did_you_mean(word, record.every_name)}" for word in unknown]
+            reasons += [f"unknown argument {word}{did_you_mean(word, record.every_name)}" for word in unknown]
+            return reasons or list(engines.of_recipe(record.recipe).contradictions(options(record.recipe, argv), record.models))
     return reasons
 
 
@@ -132,16 +138,50 @@ def _without(argv: list[str], message: str) -> list[str]:
 
 def _parser(record: ParserRecord) -> _Parser:
     engine, parser = engines.of_recipe(record.recipe), _Parser(add_help=False)
-    types = {**_TYPES, **engine.types}
     for option in record.options:
         if not option.names:
             parser.add_argument("positional", nargs=option.nargs)
         elif option.nargs == 0:
             parser.add_argument(*record.names(option), action="store_true")
         else:
-            action = parser.add_argument(*option.names, nargs=option.nargs, type=types.get(option.type, str))
+            action = parser.add_argument(*option.names, nargs=option.nargs, type=_converter(engine, option))
             action.choices = None if option.choices is None else _TextChoices(option.choices)
     return parser
+
+
+def _converter(engine: engines.Engine, option: Option) -> Callable[[str], object]:
+    """A function that raises for a value which the engine's refuses, if that one is known."""
+    outer, _, made_with = option.type.partition(" ")
+    convert = {**_TYPES, **engine.types}.get(made_with or outer, str)
+    if option.keys is not None:
+        convert = partial(_object, known=option.keys, convert=convert)
+    return partial(_value, convert=convert) if outer in engine.optional_types else convert
+
+
+def _value(text: str, convert: Callable[[str], object]) -> object:
+    """A value, or None."""
+    return None if text in _ABSENT else convert(text)
+
+
+_ABSENT = ("", "None")
+"""Values that an optional type takes for none."""
+
+
+def _object(text: str, known: frozenset[str], convert: Callable[[str], object]) -> object:
+    """A JSON object with keys that are ``known``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is another text.
+    """
+    try:
+        table = convert(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not JSON") from error
+    if not isinstance(table, dict):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
+    if unknown := sorted(table.keys() - known):
+        raise argparse.ArgumentTypeError(f"no key {unknown[0][:80]!r}{did_you_mean(unknown[0], known)}")
+    return table
 
 
 def words(recipe: str, argv: Sequence[str]) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ import argparse
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from sm120kit.core.outside import integer, parse_json
 from sm120kit.engines.engine import (
     MASTER_PORT,
     ApiKey,
@@ -102,6 +104,28 @@ class Sglang(Engine):
         return (*super().node_arguments(node), "--dist-init-addr", f"{f'[{head}]' if ':' in head else head}:{MASTER_PORT}")
 
 
+def _integer(text: str) -> int:
+    """An integer; suffixes are powers of 1000 (``k``, ``M``, ``G``, ``T``), or of 1024 with an ``i``.
+
+    Source: srt/utils/common.py (0.5.23).
+    """
+    match = re.fullmatch(r"(\d{1,20})(\.\d{1,20})?(Ki|Mi|Gi|Ti|k|M|G|T)", text.strip())
+    if not match or (match[2] and match[3].endswith("i")):
+        return integer(re.sub(r"(?<=\d)_(?=\d)", "", text.strip()))  # as Python's int()
+    power = "KMGT".index(match[3][0].upper()) + 1
+    return int(match[1]) * 1024**power if match[3].endswith("i") else int(Decimal(match[1] + (match[2] or "")) * 1000**power)
+
+
+def _phases(text: str) -> object:
+    """The JSON object of ``--cuda-graph-config``, of which only the keys and their kind are checked."""
+    table = parse_json(text)
+    if not isinstance(table, dict) or not all(isinstance(each, dict) for each in table.values()):
+        raise argparse.ArgumentTypeError("not a JSON object of objects")
+    if unknown := sorted(table.keys() - {"decode", "prefill"}):
+        raise argparse.ArgumentTypeError(f"unknown phase {unknown[0][:80]!r}, not decode or prefill")
+    return table
+
+
 _GENERATES = re.compile(r"^(?!.*(NextN|MTP|Eagle|DSpark|DFlash|Draft|Reward|Classification|Embedding|Assistant|Transformers))")
 """Classes of models that generate text by themselves. ``Transformers...`` stand in for all others."""
 _NOT_SETTINGS = re.compile(
@@ -165,6 +189,8 @@ SGLANG = Sglang(
     title="SGLang",
     port=30000,  # ServerArgs
     parser=parser,
+    parse_integer=_integer,
+    types={"human_readable_int": _integer, "json_list_type": parse_json, "parse_cuda_graph_config_arg": _phases},
     repository="sgl-project/sglang",
     log=LogSigns(
         words=(

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+from sm120kit.core.errors import did_you_mean
 from sm120kit.core.outside import MAX_DEPTH, integer, parse_json
 from sm120kit.engines.engine import (
     MASTER_PORT,
@@ -45,6 +46,18 @@ class Vllm(Engine):
             else:
                 plain.append(word)
         return [*plain, *(word for option, keys in objects.items() for word in (option, json.dumps(keys)))]
+
+    def contradictions(self, options: Mapping[str, str], models: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        """Source: entrypoints/common/cli_args.py, ``validate_parsed_serve_args``, ``validate_api_server_args`` (0.33.0)."""
+        tools = options.get("--tool-call-parser", "")
+        if "--enable-auto-tool-choice" in options and tools in ("", "None"):
+            yield "--enable-auto-tool-choice requires --tool-call-parser"
+        elif "--enable-auto-tool-choice" in options and "--tool-parser-plugin" not in options:
+            known = models.get("tools", ())
+            if known and tools not in known:
+                yield f"--tool-call-parser: no parser {tools[:80]!r}{did_you_mean(tools, known)}"
+        if "--enable-log-outputs" in options and "--enable-log-requests" not in options:
+            yield "--enable-log-outputs requires --enable-log-requests"
 
     def hidden_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """``--no-enable-x`` of ``--enable-x, --disable-x``, for names before its inverse (0.33.0, ``EnableDisableAction``)."""
@@ -160,9 +173,18 @@ def _integer(text: str) -> int:
     """An integer; suffixes are powers of 1000 (``k``, ``m``, ``g``, ``t``), or of 1024 (``K``, ``M``, ``G``, ``T``)."""
     match = re.fullmatch(r"(\d{1,20})(\.\d{1,20})?([kmgtKMGT])", text.strip())
     if not match or (match[2] and match[3].isupper()):
-        return integer(text.strip())
+        return integer(re.sub(r"(?<=\d)_(?=\d)", "", text.strip()))  # as Python's int()
     power = "kmgt".index(match[3].lower()) + 1
     return int(match[1]) * 1024**power if match[3].isupper() else int(float(match[1] + (match[2] or "")) * 1000**power)
+
+
+def _json(text: str) -> object:
+    """JSON whose numbers may have a suffix."""
+    return parse_json(_NUMBER.sub(lambda match: str(_integer(match[1])) if match[1] else match[0], text))
+
+
+_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|\b(\d{1,20}(?:\.\d{1,20})?[kKmMgGtT])\b')
+"""Texts of JSON, and numbers outside of them that have a suffix."""
 
 
 def _dashed(argv: Sequence[str]) -> Iterator[str]:
@@ -295,8 +317,11 @@ VLLM = Vllm(
     parse_integer=_integer,
     types={
         "human_readable_int": _integer,
+        "<lambda>": lambda text: text.lower().replace("-", "_"),  # of back-ends (engine/arg_utils.py)
+        "parse_dataclass": _json,
         "human_readable_int_or_auto": lambda text: -1 if text.strip().lower() == "auto" else _integer(text),
     },
+    optional_types=frozenset(("_optional_type",)),
     metrics=Metrics(  # docs/usage/metrics; 0.19.1 and 0.33.0, vllm/v1/metrics/loggers.py
         running="vllm:num_requests_running",
         waiting="vllm:num_requests_waiting",

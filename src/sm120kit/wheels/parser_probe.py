@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib.abc
 import importlib.machinery
 import io
@@ -48,9 +49,29 @@ def stand_in(*names: str) -> None:
 
 def option(action: argparse.Action) -> dict[str, Any]:
     """An option as JSON: its names and the values that it accepts."""
-    kind = getattr(action.type, "__name__", "") if action.type else ""
     choices = None if action.choices is None else sorted(map(str, action.choices))
-    return {"names": list(action.option_strings), "nargs": action.nargs, "type": kind, "choices": choices}
+    found = {"names": list(action.option_strings), "nargs": action.nargs, "type": type_name(action.type), "choices": choices}
+    keys = keys_of(action.type)
+    return found if keys is None else {**found, "keys": keys}
+
+
+def inner(kind: Any) -> list[Any]:
+    """A function that converts a value, and those in its closure, the innermost last."""
+    cells = [cell.cell_contents for cell in getattr(kind, "__closure__", None) or ()]
+    called = next(filter(callable, cells), None)
+    return [kind, *inner(called)] if called else [kind]
+
+
+def keys_of(kind: Any) -> list[str] | None:
+    """The keys of a JSON object that becomes a dataclass, which is a default of the function; None for another one."""
+    classes = [each for each in getattr(inner(kind)[-1], "__defaults__", None) or () if dataclasses.is_dataclass(each)]
+    return sorted(field.name for field in dataclasses.fields(classes[0]) if field.init) if classes else None
+
+
+def type_name(kind: Any) -> str:
+    """The name of a function that converts a value, and of the innermost that it is made with: ``_optional_type int``."""
+    names = [getattr(each, "__name__", "") for each in inner(kind)] if kind else []
+    return " ".join(names[:1] + names[1:][-1:])
 
 
 def main() -> None:
@@ -70,8 +91,8 @@ def answer(parse: Parse, argv: list[str]) -> str:
     try:
         with contextlib.redirect_stderr(output):
             parse(argv)
-    except SystemExit:
-        return output.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+    except SystemExit as end:
+        return " ".join(output.getvalue().partition("error: ")[2].split()) or f"exit code {end.code}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
