@@ -38,18 +38,18 @@ from sm120kit.serving import (
     Run,
     ServerProcess,
     Service,
+    _remote_nodes,
     allreduce,
     answer,
     checkpoint,
-    remote_nodes,
     server_containers,
     unified_memory,
 )
 from sm120kit.serving._container import IMAGE_USER
+from sm120kit.serving._remote_nodes import RemoteMachine
 from sm120kit.serving._render import PATIENCE_SECONDS
 from sm120kit.serving.answer import Answer
 from sm120kit.serving.checkpoint import Checkpoint
-from sm120kit.serving.remote_nodes import RemoteMachine
 from sm120kit.serving.resolve import NO_IMAGE, ResolvedLaunch, require_port
 
 STARTS = "the start of a server"
@@ -191,11 +191,11 @@ def require_machines(resolved: ResolvedLaunch, *, drop_caches: bool = False) -> 
     """Require the machines that a server spans, before its model is downloaded: this one first, the others over ssh.
 
     Raises:
-        Sm120kitError: see :func:`remote_nodes.require_first`, :meth:`RemoteMachine.require` and :func:`serving.check_fit`.
+        Sm120kitError: see :func:`_remote_nodes.require_first`, :meth:`RemoteMachine.require` and :func:`serving.check_fit`.
     """
     node = resolved.location.node
     assert node is not None
-    remote_nodes.require_first(node.addresses)
+    _remote_nodes.require_first(node.addresses)
     for address in node.addresses[1:]:
         machine = RemoteMachine(address)
         machine.require()
@@ -212,7 +212,7 @@ def with_machines(
     Image and model are copied to them.
 
     Raises:
-        Sm120kitError: see :func:`serving.check_fit`, :func:`remote_nodes.copied` and :func:`remote_nodes.running`.
+        Sm120kitError: see :func:`serving.check_fit`, :func:`_remote_nodes.copied` and :func:`_remote_nodes.running`.
     """
     first, others = launches[0], launches[1:]
     assert first.image is not None and first.service.node is not None
@@ -230,11 +230,11 @@ def with_machines(
         service = labelled_service(each.service, each.configuration, options.workspace.root, detached=True)
         labels = {name: value for name, value in service.labels.items() if name != server_containers.RECORD_LABEL}
         service = replace(each.service, labels=labels)
-        services.append(remote_nodes.copied(machine, service, mounts, layout, first.image.image.id))
+        services.append(_remote_nodes.copied(machine, service, mounts, layout, first.image.image.id))
     entries = ",".join(f"{run}@{address}" for address in first.service.node.addresses[1:])
-    labelled = replace(first.service, labels={remote_nodes.NODES_LABEL: entries})
-    with remote_nodes.running(services, run, kept=kept):
-        watching = replace(options, progress=remote_nodes.watched(services, options.progress))
+    labelled = replace(first.service, labels={_remote_nodes.NODES_LABEL: entries})
+    with _remote_nodes.running(services, run, kept=kept):
+        watching = replace(options, progress=_remote_nodes.watched(services, options.progress))
         yield replace(first, service=labelled), watching
 
 

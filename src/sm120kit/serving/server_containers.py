@@ -20,7 +20,7 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import MARKER
 from sm120kit.hosts.facts import LAUNCHER_LABEL
-from sm120kit.serving import remote_nodes
+from sm120kit.serving import _remote_nodes
 from sm120kit.serving._render import PATIENCE_SECONDS
 from sm120kit.serving._supervise import Ending, Run
 
@@ -122,12 +122,12 @@ def stop(container: ServingContainer) -> None:
         write_record(path, replace(record, exit_code=exit_code(container.name), seconds=round(seconds, 1)))
     remove(container.name)
     for run, address in others:
-        remote_nodes.remove(run, address)
+        _remote_nodes.remove(run, address)
 
 
 def _other_machines(name: str) -> list[tuple[str, str]]:
     """Identifier and address of the containers on the other machines of a server."""
-    asked = ("docker", "inspect", "--format", f'{{{{index .Config.Labels "{remote_nodes.NODES_LABEL}"}}}}', name)
+    asked = ("docker", "inspect", "--format", f'{{{{index .Config.Labels "{_remote_nodes.NODES_LABEL}"}}}}', name)
     entries = (entry.partition("@") for entry in process.run(asked, check=False).stdout.strip().split(","))
     return [(run, address) for run, _, address in entries if address]
 

@@ -26,9 +26,9 @@ from sm120kit.images.image_records import VerifiedImage
 from sm120kit.images.oci import LAYER, Layout
 from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
-from sm120kit.serving import launch, remote_nodes, server_containers
+from sm120kit.serving import _remote_nodes, launch, server_containers
 from sm120kit.serving._container import Mount
-from sm120kit.serving.remote_nodes import RemoteMachine
+from sm120kit.serving._remote_nodes import RemoteMachine
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = [
@@ -128,7 +128,7 @@ def test_model_arrives_with_what_its_links_lead_to(machine: Start, tmp_path: Pat
     enter.chmod(0o755)
     remote = machine(str(enter))
     remote.require()
-    files = list(dict.fromkeys(remote_nodes.model_files(service(snapshot, Node(1, (HERE, THERE), "eth0")), ())))
+    files = list(dict.fromkeys(_remote_nodes.model_files(service(snapshot, Node(1, (HERE, THERE), "eth0")), ())))
     remote.copy(files)
     copied = theirs / "models--a--b"
     assert (copied / "snapshots" / "f00" / "a b.safetensors").readlink() == Path("../../blobs/linked")
@@ -147,8 +147,8 @@ def test_machines_that_cannot_serve_are_refused(machine: Start, monkeypatch: pyt
     with pytest.raises(ResourceUnavailable, match=f"^{THERE}: .*not found"):
         remote.require()
     with pytest.raises(ResourceUnavailable, match=f"{HERE} is not an address of this machine"):
-        remote_nodes.require_first((HERE, THERE))
-    remote_nodes.require_first(("127.0.0.1",))
+        _remote_nodes.require_first((HERE, THERE))
+    _remote_nodes.require_first(("127.0.0.1",))
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RequirementMissing, match="no program rsync on this machine"):
         remote.require()
@@ -209,7 +209,7 @@ def test_containers_start_and_stop_together(
             raise ResourceUnavailable("the first one fails", "")
         assert listed() == [], "a start that fails leaves nothing"
 
-        monkeypatch.setattr(remote_nodes, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(_remote_nodes, "LOOK_SECONDS", 0.0)
         ends = service(folder, Node(1, ("127.0.0.1", THERE), "lo"), script="echo out of luck; exit 3")
         dying = replace(launches[1], service=ends)
         with (
