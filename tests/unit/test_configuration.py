@@ -225,6 +225,14 @@ def test_ceiling_is_of_the_configuration_whatever_its_figures_were_measured_with
     assert "if every draft is accepted" in drafting
 
 
+def test_names_of_the_first_edition_are_read(tmp_path: Path) -> None:
+    source = (data_root() / "recipes/configurations/qwen3.5-27b-fp8-1x-rtx-pro-6000.toml").read_text()
+    assert "[[deviations]]" in source
+    file = tmp_path / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
+    file.write_text(source.replace("[[deviations]]", "[[ours]]").replace("concurrency = ", "users = "))
+    assert configurations.load(str(file)) == configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
+
+
 @pytest.mark.parametrize("name", configurations.names())
 def test_written_configuration_is_the_same(name: str) -> None:
     """`config new` of a configuration loses nothing, such as the checks of the host that it requires."""

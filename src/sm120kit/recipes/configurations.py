@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import Field, StringConstraints
+from pydantic import AliasChoices, Field, StringConstraints
 
 from sm120kit import engines
 from sm120kit.core import data_roots, reporting
@@ -129,7 +129,7 @@ class Reference(Strict):
     highest: Annotated[float, Field(gt=0)] | None = None
     spread: Annotated[float, Field(ge=0)] | None = None
     unit: Literal["tok/s"]
-    concurrency: Count = 1
+    concurrency: Annotated[int, Field(ge=1, validation_alias=AliasChoices("concurrency", "users"))] = 1
     method: Text
     conditions: Text
     source: Text
@@ -145,7 +145,8 @@ class Configuration(Strict):
     ``engine`` is the name of an engine recipe and ``original`` what a publication ran. ``arguments`` are those of the
     engine's server, ``environment`` its variables. ``host`` names checks of ``sm120kit doctor`` that must find no problem.
     ``deviations`` and ``reference`` are those from a publication and its figures. What is not stated follows from the
-    arguments: numbers of GPUs, and speculation.
+    arguments: numbers of GPUs, and speculation. Files of the first edition, which users have, call ``deviations`` ``ours`` and
+    ``concurrency`` ``users``.
     """
 
     edition: Literal[1] = 1
@@ -163,7 +164,7 @@ class Configuration(Strict):
     environment: Annotated[dict[str, str], Field(default_factory=dict)]
     container: Annotated[Container, Field(default_factory=lambda: Container.model_validate({}))]
     host: Strings = ()
-    deviations: Annotated[tuple[Deviation, ...], Field(strict=False)] = ()
+    deviations: Annotated[tuple[Deviation, ...], Field(strict=False, validation_alias=AliasChoices("deviations", "ours"))] = ()
     known_bad: Annotated[tuple[BadVersion, ...], Field(strict=False)] = ()
     reference: Annotated[tuple[Reference, ...], Field(strict=False)] = ()
 
