@@ -62,7 +62,6 @@ arguments = ["--slices", "2", "--longest=64"]
 model = { repository = "a/b", revision = "unpinned", why_unpinned = "a test", quantization = "none", needs_mtp = false }
 hardware = { gpu = "RTX 5090", gpus = 2, memory_gb = 32.0 }
 container = { shm_gib = 1 }
-ours = []
 [[reference]]
 value = 1.0
 unit = "tok/s"
