@@ -99,6 +99,14 @@ def test_context_is_the_longest_that_fits(hub: ModelHub, tmp_path: Path) -> None
     assert room - 1024 * 1024 < tight["context"] * tight["kv_bytes_per_token"] <= room
 
 
+def test_no_context_is_derived_for_weights_that_do_not_fit(hub: ModelHub, tmp_path: Path) -> None:
+    name = publish(hub, tmp_path, "me/large", PLAIN)
+    hub.repositories[name]["model.safetensors"] = huge_shard(300 * 10**9)
+    content = plan(name, "--gpu", "rtx-pro-6000", "--gpus", "1")
+    assert content["memory"]["fits"] is False and "--max-model-len" not in content["arguments"], content
+    assert not any("of context fit" in note for note in content["notes"])
+
+
 def test_fewest_gpus_that_hold_a_model_are_chosen(hub: ModelHub, tmp_path: Path) -> None:
     name = publish(hub, tmp_path, "me/plain", PLAIN)
     assert [plan(name, "--gpu", kind)["gpus"] for kind in ("rtx-5090", "rtx-pro-6000", "dgx-spark")] == [1, 1, 1]

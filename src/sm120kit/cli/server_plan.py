@@ -92,7 +92,7 @@ def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:
     machines = f" on {plan.nodes} machines" if plan.nodes > 1 else ""
     yield "GPUs", f"{plan.gpus} x {plan.gpu}{machines}"
     yield "fits", f"{ {True: 'yes', False: 'no', None: 'unknown'}[memory.fits] }: {memory.reason}"
-    if memory.context:
+    if memory.context and memory.capacity_tokens != 0:
         yield "context", f"{memory.context:,} tokens" + (f" of {model.context:,}" if model.context else "")
     yield "MTP layers", {None: "unknown", 0: "none"}.get(model.mtp_tensors, f"{model.mtp_tensors} tensors")
     yield "speculation", plan.speculation or "none"

@@ -223,6 +223,8 @@ class _Draft:
     def _context(self) -> tuple[str, ...]:
         engine, fit = self.recipe.served_by, self._fit(())
         option = engine.options["context"][0]
+        if fit.overflows:
+            return ()
         if fit.capacity_tokens is None:
             return (option, engine.any_context) if engine.any_context and fit.memory_bytes else ()
         length = min(fit.context or fit.capacity_tokens, max(fit.capacity_tokens, CONTEXT_STEP))
