@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -22,7 +23,12 @@ ROOT = Path(__file__).parents[1]
 os.environ["SM120KIT_CONFIG"] = os.devnull  # tests do not read the user's configuration file
 hypothesis.settings.register_profile("repeatable", derandomize=True)  # a commit always has the same result
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))  # "default" has random inputs
-os.environ.pop("COLUMNS", None)  # set by pytest-xdist; it limits the width of tables
+
+# COLUMNS limits the width of tables. pytest-xdist sets it, and readline, which Transformers imports, for child processes only.
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 
 _DEADLINE = pytest.StashKey[float | None]()
 TINY = """
