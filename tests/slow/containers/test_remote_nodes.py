@@ -166,7 +166,7 @@ def layout(tmp_path: Path) -> Layout:
     with layout.writer() as blob:
         blob.write(archive.read_bytes())
         layer = blob.commit(LAYER)
-    layout.add_image([layer], [layer.digest], {"os": "linux", "architecture": "amd64", "config": {"Labels": {}}})
+    layout.add_image([layer], {"os": "linux", "architecture": "amd64", "config": {"Labels": {}}})
     return layout
 
 
@@ -186,8 +186,8 @@ def test_containers_start_and_stop_together(
     ]
     options = launch.LaunchOptions(Workspace(tmp_path / "state"), 60, print)
     with (
-        containers.dockerd(Path(f"/tmp/sm120kit-here-{os.getpid()}")) as here,
-        containers.dockerd(Path(f"/tmp/sm120kit-there-{os.getpid()}")) as there,
+        containers.dockerd() as here,
+        containers.dockerd() as there,
     ):
         monkeypatch.setenv("DOCKER_HOST", here.socket)
         remote = machine(DOCKER_HOST=there.socket)

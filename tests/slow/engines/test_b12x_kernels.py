@@ -148,7 +148,7 @@ def test_ptx_of_the_dense_kernel_is_rewritten_and_assembled_for_hopper(library: 
     keep = {"CUTE_DSL_KEEP_PTX": "1", "CUTE_DSL_DUMP_DIR": str(dump)}
     (kernel,) = library.compile(tmp_path / "cache", **keep)["kernels"]
     (path,) = dump.glob("*.ptx")
-    report = ptx_session.rewrite_file(path)
+    report = ptx_session.rewrite_file(path, tmp_path / "assembled")
     assert (report.module.source_target, len(report.kernels)) == ("sm_120a", 1)
     assert {opcode: count for opcode, count in report.module.counts.items() if opcode.startswith("mma.")} == {NVFP4_MMA: 24}
     # The DSL's host code writes tensor maps itself: the library that `verify run` preloads replaces them at the launch.
