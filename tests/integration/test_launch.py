@@ -217,12 +217,8 @@ def test_signal_stops_a_server_that_is_loading(tmp_path: Path) -> None:
 def test_death_while_loading_is_explained_from_the_log(tmp_path: Path) -> None:
     launcher = start(tmp_path, "die")
     assert launcher.child.wait(60) == ServerFailed.exit_code
-    assert (
-        "while it started, with exit code 3" in launcher.output and "cause:" in launcher.output and "TMA WS" in launcher.output
-    )
-    assert (
-        str(tmp_path / "state") in launcher.output and launcher.record["ending"] == "died" and launcher.record["exit_code"] == 3
-    )
+    assert (launcher.record["ending"], launcher.record["exit_code"]) == ("died", 3)
+    assert all(part in launcher.output for part in ("exit code 3", "cause:", "TMA WS", str(tmp_path / "state")))
     wait_until(lambda: not alive(worker_of(launcher)))
 
 
@@ -231,10 +227,7 @@ def test_death_after_becoming_healthy(tmp_path: Path) -> None:
     wait_until(lambda: "healthy after" in launcher.output)
     (tmp_path / "dying").touch()
     assert launcher.child.wait(60) == ServerFailed.exit_code
-    assert (
-        "after it had been healthy, with exit code 4" in launcher.output
-        and "nothing in its log looks like an error" in launcher.output
-    )
+    assert "exit code 4" in launcher.output and "nothing in its log looks like an error" in launcher.output
     assert launcher.record["healthy_seconds"] is not None
 
 

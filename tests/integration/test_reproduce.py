@@ -58,7 +58,6 @@ def test_other_server_is_not_comparable_and_its_rates_are_reported(url: str, dir
     argv = [sys.executable, "-m", "sm120kit", "reproduce", A, *options]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 80, ran.stderr
-    assert "no published figure is comparable" in ran.stderr
     report = json.loads(ran.stdout)
     assert report["verdict"] == "NOT COMPARABLE"
     first = next(judgement for judgement in report["judgements"] if judgement["reference"]["value"] == 194)
