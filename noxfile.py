@@ -130,7 +130,7 @@ def backends(session: nox.Session) -> None:
 
 @nox.session
 def kv_specs(session: nox.Session) -> None:
-    """Record vLLM's own KV cache specifications, with which the estimates are compared: 10 GB of downloads, an hour."""
+    """Record vLLM's own KV cache specifications, or the pools of SGLang: 10 GB of downloads, up to an hour."""
     session.install("-e", ".")
     session.run("python", "tests/arguments/kv_specs.py", *session.posargs)
 

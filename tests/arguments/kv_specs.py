@@ -4,6 +4,9 @@ vLLM's classes are built on torch's meta device, each with the defaults of its c
 in ``recipes/checkpoints/``, in the environment of ``backends.py``. The specifications are written with those keys of
 ``config.json`` that matter to ``tests/unit/data/kv_specs.json``; ``test_kv_specs.py`` compares them.
 
+For a recipe of SGLang, what its pools keep of a token of the models in ``recipes/checkpoints/`` is written to ``kv_pools.json``
+for ``test_kv_pools.py``: five minutes.
+
 About 10 GB of disk, and an hour of two cores for some 200 classes.
 """
 
@@ -25,22 +28,51 @@ from sm120kit.serving import kv_layout
 DATA = Path(__file__).parents[1] / "unit" / "data" / "kv_specs.json"
 MODELS = Path(__file__).with_name("kv_models.json")
 """``config.json`` of models whose configuration class has no default, or another one: facts from public engines' tests."""
-PROBE = Path(__file__).with_name("kv_specs_probe.py")
+PROBE, POOLS_PROBE = (Path(__file__).with_name(f"kv_{kind}_probe.py") for kind in ("specs", "pools"))
+POOLS = DATA.with_name("kv_pools.json")
+VARIANTS = {
+    "deepseek-ai/DeepSeek-V4-Flash-0731": ["--max-running-requests 4", "--swa-full-tokens-ratio 0.5"],
+    "deepseek-ai/DeepSeek-V4.1-Flash": ["--max-running-requests 4", "--swa-full-tokens-ratio 0.5"],
+    "festr2/GLM-5-NVFP4-MTP": ["--kv-cache-dtype bf16"],
+    "nvidia/GLM-5.3-Flash-NVFP4": ["--kv-cache-dtype bf16"],
+}
+"""Options of SGLang that change the pools of a model."""
 
 
 def main() -> None:
     name = (sys.argv[1:] or ["vllm-0.33.0"])[0]
     with tempfile.TemporaryDirectory(prefix="sm120kit-kv-") as scratch:
         python, env = backends.engine_environment(name, Path(scratch))
+        if name.startswith("sglang"):
+            write_pools(name, python, env)
+            return
         cases = ask(python, env, "defaults", {}) | recorded()
         write(name, cases, ask(python, env, "specs", cases))
 
 
 def ask(python: Path, env: dict[str, str], command: str, cases: dict[str, Any]) -> dict[str, Any]:
     """What the probe prints in an environment."""
-    argv = [python, PROBE, backends.SUITES, command]
+    return _answers([python, PROBE, backends.SUITES, command], env, cases)
+
+
+def _answers(argv: list[Any], env: dict[str, str], cases: dict[str, Any]) -> dict[str, Any]:
     done = subprocess.run(argv, input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout))
+
+
+def write_pools(name: str, python: Path, env: dict[str, str]) -> None:
+    """Write a line for each model and its variants: keys that matter, arguments, and what SGLang keeps."""
+    cases = {}
+    for model, case in recorded().items():
+        for options in ["", *VARIANTS.get(model, [])]:
+            cases[f"{model} {options}".strip()] = {"argv": options.split(), "config": case["config"]}
+    lines = []
+    for case, found in sorted(_answers([python, POOLS_PROBE, backends.SUITES], env, cases).items()):
+        config = cases[case]["config"]
+        known = {"config": needed(kv_layout.language_model(config)) | {"architectures": config.get("architectures")}}
+        entry = found if found["refusal"] else found | {"argv": cases[case]["argv"]} | known
+        lines.append(f"{json.dumps(case)}: {json.dumps(entry)}")
+    POOLS.write_text(f'{{"recipe": {json.dumps(name)}, "cases": {{\n' + ",\n".join(lines) + "\n}}\n")
 
 
 def recorded() -> dict[str, Any]:

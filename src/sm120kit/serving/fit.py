@@ -14,8 +14,9 @@ from sm120kit.images.image_records import VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.recipes.architectures import of_checkpoint
 from sm120kit.recipes.configurations import Configuration, Hardware, Speculation
+from sm120kit.serving import kv_pools
 from sm120kit.serving.checkpoint import Checkpoint, described
-from sm120kit.serving.kv_cache import Split
+from sm120kit.serving.kv_cache import KvCache, Split
 from sm120kit.serving.unified_memory import RESERVE
 
 SHARE = 0.9
@@ -48,7 +49,7 @@ class Fit:
 
     ``share`` is the part of ``memory_bytes`` for weights and KV cache, ``kv_share`` the part of what weights leave that tokens
     can take. ``kv_bytes_per_token`` is None if there is no estimate, for the reason ``why_no_kv``; ``kv_bytes_per_sequence``
-    are the windows and states of one. ``context`` is the length of the longest sequence.
+    are the windows and states of one, or of all if the engine reserves them. ``context`` is the length of the longest sequence.
     """
 
     gpus: tuple[Device, ...]
@@ -103,7 +104,7 @@ class Fit:
         kv = f"unknown: {self.why_no_kv}"
         if self.kv_bytes_per_token is not None:
             capacity = "" if self.capacity_tokens is None else f": capacity {self.capacity_tokens:,} tokens"
-            fixed = f", {self.kv_bytes_per_sequence / 1e6:,.0f} MB per sequence" if self.kv_bytes_per_sequence else ""
+            fixed = f", {self.kv_bytes_per_sequence / 1e6:,.0f} MB of windows and states" if self.kv_bytes_per_sequence else ""
             longest = f"longest sequence {self.context or 'of unknown length'}"
             kv = f"{self.kv_bytes_per_token:,} B per token{fixed}{capacity}; {longest}"
         return (
@@ -313,11 +314,11 @@ def estimate(configuration: Configuration, model: Checkpoint, gpus: tuple[Device
     taken = configuration.served_by.share_of_free
     sizes = [gpu.bytes - taken * gpu.used for gpu in gpus if gpu.bytes is not None]
     memory = min(sizes) if len(sizes) == len(gpus) else None
-    kind = _kv_dtype(configuration.option("--kv-cache-dtype") or "auto", model)
-    element, why = _element_bytes(kind), model.why_no_kv
+    kind = _kv_dtype(configuration, model)
+    element, (cache, why) = _element_bytes(kind), _cache(configuration, model)
     if element is None:
         why = why or f"the size of an element of {kind[:40]} is not known"
-    sizes_of_kv = _kv_sizes(configuration, model, element, memory) if model.kv_cache and element else (None, 0, 1.0)
+    sizes_of_kv = _kv_sizes(configuration, cache, element, memory) if cache and element else (None, 0, 1.0)
     return Fit(
         gpus=gpus,
         memory_bytes=memory,
@@ -331,12 +332,27 @@ def estimate(configuration: Configuration, model: Checkpoint, gpus: tuple[Device
     )
 
 
-def _kv_sizes(configuration: Configuration, model: Checkpoint, element: float, memory: int | None) -> tuple[int, int, float]:
+def _cache(configuration: Configuration, model: Checkpoint) -> tuple[KvCache | None, str]:
+    """The cache of a model in the configuration's engine, with layers that draft; or the reason why it is unknown."""
+    cache, why = model.kv_cache, model.why_no_kv
+    if cache and configuration.served_by.pools:
+        cache, why = _pooled(configuration, cache, model.architectures)
+    return cache and cache.with_drafts(model.mtp_layers if configuration.model.needs_mtp else 0), why
+
+
+def _pooled(configuration: Configuration, cache: KvCache, architectures: tuple[str, ...]) -> tuple[KvCache | None, str]:
+    """The cache in an engine that divides its memory into pools, or the reason why it is unknown."""
+    if kv_pools.is_deepseek_v4(cache) and (configuration.speculation or configuration.pipeline_parallel > 1):
+        return None, "the pools of SGLang for DeepSeek-V4 with speculation or a pipeline are not known"
+    if kv_pools.is_sparse(cache) and configuration.option("--dsa-prefill-backend", "--dsa-decode-backend"):
+        return None, "SGLang's layout of sparse attention differs by --dsa-prefill-backend and --dsa-decode-backend"
+    return kv_pools.pooled(cache, architectures, configuration.option_for("kv_type") or "auto")
+
+
+def _kv_sizes(configuration: Configuration, cache: KvCache, element: float, memory: int | None) -> tuple[int, int, float]:
     """Bytes per token and of one sequence's windows and states, and the share of the memory that tokens can take."""
-    assert model.kv_cache
     drafting = configuration.speculation or NO_DRAFTS
     drafts = drafting.draft_tokens
-    cache = model.kv_cache.with_drafts(model.mtp_layers if configuration.model.needs_mtp else 0)
     split = Split(configuration.tensor_parallel, configuration.pipeline_parallel)
     per_token = cache.token_bytes(element, split) + drafting.kv_bytes / split.gpus
     windows = cache.window_bytes(element, _in_flight(configuration, memory), split)
@@ -344,6 +360,12 @@ def _kv_sizes(configuration: Configuration, model: Checkpoint, element: float, m
     pools = {name: _pool(configuration, name) for name in configuration.served_by.pools}
     if not pools:
         return math.ceil(per_token), math.ceil(windows + states), 1.0
+    if kv_pools.is_deepseek_v4(cache):
+        requests = configuration.option("--max-running-requests")
+        count = (configuration.served_by.integer(requests) if requests else None) or kv_pools.REQUESTS
+        share = pools["windows"] if configuration.option_for("windows") else None
+        per_token, reserved = kv_pools.deepseek_v4(cache, count, _in_flight(configuration, memory), share)
+        return math.ceil(per_token), math.ceil(reserved), 1.0
     plain = sum(
         kept.bytes(element, split.gpus) * math.ceil(layers / split.stages)
         for kept, layers in cache.vectors
@@ -386,9 +408,13 @@ def _share(text: str) -> float:
     raise BadInput(f"the share of memory is {text[:40]!r}, not a number from 0 to 1", "correct it in the configuration")
 
 
-def _kv_dtype(kind: str, model: Checkpoint) -> str:
-    """The data type of the KV cache, by ``kind``, the engine's argument, or the checkpoint; "" for that of the model."""
-    return model.kv_quantization if kind == "auto" else kind
+def _kv_dtype(configuration: Configuration, model: Checkpoint) -> str:
+    """The data type of the KV cache, by the engine's argument or the checkpoint; "" for that of the model."""
+    kind = configuration.option("--kv-cache-dtype") or "auto"
+    if kind != "auto":
+        return kind
+    honoured = not configuration.served_by.pools or kv_pools.honours(model.kv_quantization, model.quantization)
+    return model.kv_quantization if honoured else ""
 
 
 def _element_bytes(kind: str) -> float | None:

@@ -12,7 +12,8 @@ class Vectors:
     """What one layer keeps of tokens: ``heads`` vectors of ``width`` elements, K and V together, for every ``tokens`` tokens.
 
     ``window`` is the number of tokens that are kept, None for all, and ``ring`` whether a step's own tokens go into the window.
-    An element has the KV cache's data type, unless ``element`` has its bytes.
+    An element has the KV cache's data type, unless ``element`` has its bytes. ``latent`` are the elements of a latent vector
+    of which ``width`` has the bytes with scales.
     """
 
     heads: int
@@ -21,6 +22,7 @@ class Vectors:
     tokens: int = 1
     element: float | None = None
     ring: bool = False
+    latent: int = 0
 
     def bytes(self, element: float, gpus: int = 1) -> float:
         """Bytes per token on each of ``gpus``, which divide the heads; fewer heads than GPUs are replicated."""

@@ -369,7 +369,7 @@ def _latent(config: _Config, rank: int, window: int | None, layer: int) -> Itera
     if config.get("model_type") in _EXPANDED:
         yield Vectors(config.number(*_QUERY_HEADS, limit=HEAD_LIMIT), 2 * (config.number("qk_nope_head_dim") + rope), window)
         return
-    yield Vectors(1, SPARSE_MLA_BYTES, element=1) if sparse else Vectors(1, rank + rope, window)
+    yield Vectors(1, SPARSE_MLA_BYTES, element=1, latent=rank + rope) if sparse else Vectors(1, rank + rope, window)
     types = config.get("indexer_types") or []
     if not sparse or (layer < len(types) and types[layer] == "shared"):
         return

@@ -1,0 +1,69 @@
+"""What SGLang keeps of a token as sm120kit computes it, against SGLang's own pool configurators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kv_rows import TOLERANCE
+
+from sm120kit.recipes import configurations
+from sm120kit.serving.checkpoint import described
+from sm120kit.serving.fit import Device, Fit, estimate
+
+RECORD = json.loads((Path(__file__).parent / "data" / "kv_pools.json").read_text())
+CASES: dict[str, dict[str, Any]] = {name: case for name, case in RECORD["cases"].items() if not case["refusal"]}
+MEMORY = 40_000_000_000
+"""Bytes for tokens in the record."""
+UNKNOWN = {
+    "GLM-5.3-Flash": "Glm5NextForCausalLM",
+    "Gemma 3 4B": "num_key_value_heads",
+    "deepseek-ai/DeepSeek-V4-Flash-Vision-Exp": "DeepseekV4ForConditionalGeneration",
+}
+"""Models whose cache is unknown, with a word of the reason."""
+
+
+def fit(case: dict[str, Any], *more: str, **changes: Any) -> Fit:
+    served = configurations.load("deepseek-v4-flash-2x-rtx-pro-6000-sglang")
+    arguments = ("--mem-fraction-static", "1.0", *case["argv"], *more)
+    alone = served.model_copy(update={"arguments": arguments, "tensor_parallel": 1, **changes})
+    return estimate(alone, described(case["config"], "a/b", 0), (Device(0, "a GPU", MEMORY),))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cache_is_that_of_sglang_or_unknown_with_the_reason(name: str) -> None:
+    found = fit(CASES[name])
+    if name in UNKNOWN:
+        assert found.kv_bytes_per_token is None and UNKNOWN[name] in found.why_no_kv
+        return
+    assert found.kv_bytes_per_token == pytest.approx(CASES[name]["token"], rel=TOLERANCE), found.why_no_kv
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "DeepSeek-V4" in name and name not in UNKNOWN])
+def test_windows_and_states_of_requests_are_reserved(name: str) -> None:
+    assert fit(CASES[name]).capacity_tokens == pytest.approx(CASES[name]["tokens"], rel=TOLERANCE)
+
+
+def test_what_the_record_does_not_have_is_unknown() -> None:
+    v4, glm = CASES["deepseek-ai/DeepSeek-V4-Flash-0731"], CASES["festr2/GLM-5-NVFP4-MTP"]
+    assert "pipeline" in fit(v4, pipeline_parallel=2).why_no_kv
+    assert "nvfp4" in fit(glm, "--kv-cache-dtype", "nvfp4").why_no_kv
+    assert "--dsa-decode-backend" in fit(glm, "--dsa-decode-backend", "trtllm").why_no_kv
+    other = fit(glm | {"config": glm["config"] | {"architectures": ["OtherForCausalLM"]}})
+    assert other.verdict[0] is None and "OtherForCausalLM" in other.why_no_kv
+
+
+@pytest.mark.parametrize(
+    ("quantization", "element"),
+    [
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"type": "float", "num_bits": 8}}, 1),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"type": "float", "num_bits": 4}}, 2),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"type": "float", "num_bits": 8}}, 2),
+    ],
+)
+def test_only_fp8_of_modelopt_is_the_default_of_the_cache(quantization: dict[str, Any], element: int) -> None:
+    case = CASES["lukealonso/MiniMax-M2.5-NVFP4"]
+    found = fit(case | {"config": case["config"] | {"quantization_config": quantization}})
+    assert found.kv_bytes_per_token == case["token"] / 2 * element
