@@ -700,13 +700,6 @@ def test_kernel_group_without_kernels_has_no_ptx() -> None:
         flashinfer.unit_ptx(None, BuildRequest(group="none"), "")  # type: ignore[arg-type]  # the recipe does not matter
 
 
-def test_units_of_an_engine(tmp_path: Path) -> None:
-    """Kernel groups are FlashInfer's; an engine without units of its own is named with those that have some."""
-    assert run("vllm-0.20.0", "--kernels", "quick", "--state", str(tmp_path)).exit_code == 2
-    refused = run("vllm-0.19.1", "--state", str(tmp_path)).exception
-    assert isinstance(refused, NotFound) and "vllm-0.20.0" in refused.hint
-
-
 def test_captured_ptx_and_state_directory_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "unit.ptx").write_bytes(b"// \xff")
     state = Workspace.open(tmp_path / "my state")

@@ -102,6 +102,7 @@ REPORTED = {
     "oom-kill-cgroup",
     "option-value",
     "triton-370-pass-manager",
+    "unified-memory-guard",
 }
 """Rules from reports without a public thread, whose lines ``test_explain.py`` has."""
 

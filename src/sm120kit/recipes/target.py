@@ -13,7 +13,7 @@ from sm120kit.core.data_roots import top_root
 from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.patches.checkout import OVERRIDES, PATCHES, fetch_patched, has_series, series_files, series_of
 from sm120kit.patches.drift import status, status_without_source
-from sm120kit.patches.foreign import ImportTarget, guessed_place
+from sm120kit.patches.foreign import ImportTarget, place_of
 from sm120kit.patches.format import Patch
 from sm120kit.patches.local import apply_local, owner
 from sm120kit.patches.mails import ForeignPatch
@@ -427,7 +427,7 @@ def source_with(target: Target, patch: ForeignPatch, place: ImportTarget) -> Pat
     if place.project or place.directory or place.strip is not None:
         return first
     try:
-        if guessed_place(patch, first.tree, first.tree.tree, place).known:
+        if place_of(patch, first.tree, first.tree.tree, place).known:
             return first
     except BadInput:
         pass

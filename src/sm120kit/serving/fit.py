@@ -14,7 +14,7 @@ from sm120kit.images.image_records import VerifiedImage
 from sm120kit.recipes import configurations
 from sm120kit.recipes.architectures import of_checkpoint
 from sm120kit.recipes.configurations import Configuration, Hardware, Speculation
-from sm120kit.serving import kv_pools
+from sm120kit.serving import _kv_pools
 from sm120kit.serving.checkpoint import Checkpoint, described
 from sm120kit.serving.kv_cache import KvCache, Split
 from sm120kit.serving.unified_memory import RESERVE
@@ -342,11 +342,11 @@ def _cache(configuration: Configuration, model: Checkpoint) -> tuple[KvCache | N
 
 def _pooled(configuration: Configuration, cache: KvCache, architectures: tuple[str, ...]) -> tuple[KvCache | None, str]:
     """The cache in an engine that divides its memory into pools, or the reason why it is unknown."""
-    if kv_pools.is_deepseek_v4(cache) and (configuration.speculation or configuration.pipeline_parallel > 1):
+    if _kv_pools.is_deepseek_v4(cache) and (configuration.speculation or configuration.pipeline_parallel > 1):
         return None, "the pools of SGLang for DeepSeek-V4 with speculation or a pipeline are not known"
-    if kv_pools.is_sparse(cache) and configuration.option("--dsa-prefill-backend", "--dsa-decode-backend"):
+    if _kv_pools.is_sparse(cache) and configuration.option("--dsa-prefill-backend", "--dsa-decode-backend"):
         return None, "SGLang's layout of sparse attention differs by --dsa-prefill-backend and --dsa-decode-backend"
-    return kv_pools.pooled(cache, architectures, configuration.option_for("kv_type") or "auto")
+    return _kv_pools.pooled(cache, architectures, configuration.option_for("kv_type") or "auto")
 
 
 def _kv_sizes(configuration: Configuration, cache: KvCache, element: float, memory: int | None) -> tuple[int, int, float]:
@@ -360,11 +360,11 @@ def _kv_sizes(configuration: Configuration, cache: KvCache, element: float, memo
     pools = {name: _pool(configuration, name) for name in configuration.served_by.pools}
     if not pools:
         return math.ceil(per_token), math.ceil(windows + states), 1.0
-    if kv_pools.is_deepseek_v4(cache):
+    if _kv_pools.is_deepseek_v4(cache):
         requests = configuration.option("--max-running-requests")
-        count = (configuration.served_by.integer(requests) if requests else None) or kv_pools.REQUESTS
+        count = (configuration.served_by.integer(requests) if requests else None) or _kv_pools.REQUESTS
         share = pools["windows"] if configuration.option_for("windows") else None
-        per_token, reserved = kv_pools.deepseek_v4(cache, count, _in_flight(configuration, memory), share)
+        per_token, reserved = _kv_pools.deepseek_v4(cache, count, _in_flight(configuration, memory), share)
         return math.ceil(per_token), math.ceil(reserved), 1.0
     plain = sum(
         kept.bytes(element, split.gpus) * math.ceil(layers / split.stages)
@@ -413,7 +413,7 @@ def _kv_dtype(configuration: Configuration, model: Checkpoint) -> str:
     kind = configuration.option("--kv-cache-dtype") or "auto"
     if kind != "auto":
         return kind
-    honoured = not configuration.served_by.pools or kv_pools.honours(model.kv_quantization, model.quantization)
+    honoured = not configuration.served_by.pools or _kv_pools.honours(model.kv_quantization, model.quantization)
     return model.kv_quantization if honoured else ""
 
 
