@@ -16,20 +16,16 @@ if [ "$python" = /usr/bin/python3 ]; then
   compgen -G '/usr/include/python3*/Python.h' > /dev/null || need+=(python3-dev)
 fi
 if [ "$(id -u)" = 0 ]; then
-  # Tests of images start their own container daemon and registry, others need a sandbox or a second machine; without the programs they
-  # are skipped, with the reason.
+  # Tests of images start their own container daemon and registry, others need a sandbox; without the programs they are skipped, with
+  # the reason.
   command -v dockerd > /dev/null || need+=(docker.io)
   command -v docker-registry > /dev/null || need+=(docker-registry)
   command -v debootstrap > /dev/null || need+=(debootstrap)
   command -v skopeo > /dev/null || need+=(skopeo)
   command -v bwrap > /dev/null || need+=(bubblewrap)
-  command -v rsync > /dev/null || need+=(rsync)
-  # Only where no service manager would start it for everyone.
-  command -v sshd > /dev/null || [ -d /run/systemd/system ] || need+=(openssh-server)
   if [ ${#need[@]} -gt 0 ]; then
     apt-get update -q && apt-get install -qy --no-install-recommends "${need[@]}"
   fi
-  mkdir -p /run/sshd # sshd requires it
 elif [ ${#need[@]} -gt 0 ]; then
   echo "not installed: ${need[*]}" >&2
   exit 1
