@@ -124,7 +124,7 @@ def test_load_and_publish_and_pull(client: Any, publisher: Host, user: Host, add
 
     # A tag of another image is not moved.
     client.images.get(name).tag(*patched_name.rsplit(":", 1))
-    publisher.run("image", "load", patched_name, code=AlreadyExists.exit_code)
+    assert "tags are never moved" in publisher.run("image", "load", patched_name, code=AlreadyExists.exit_code).stderr
     client.images.remove(patched_name)
 
     # `docker load` reads an exported archive.

@@ -61,7 +61,8 @@ def test_tag_with_another_image_is_not_moved(publisher: Host, address: str, tmp_
     publisher.state.mkdir()
     (publisher.state / MARKER).touch()
     add_image(publisher.workspace, (1, 5))
-    publisher.run("publish", name, repository, "--index", "new.json", code=AlreadyExists.exit_code)
+    refused = publisher.run("publish", name, repository, "--index", "new.json", code=AlreadyExists.exit_code).stderr
+    assert "exists in the registry with another image" in refused
     with RegistryClient(repository) as client:
         assert again.endswith(client.in_registry(name.rpartition(":")[2]) or "absent")
 
