@@ -27,7 +27,8 @@ from sm120kit.hosts.facts import probe
 from sm120kit.images.image_index import FORMAT, PublishedIndex
 from sm120kit.images.image_records import Check, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.recipes import configurations
-from sm120kit.serving import nodes
+from sm120kit.serving import _remote_nodes, nodes
+from sm120kit.serving._container import Mount
 
 SPARKS, WORKSTATION = "minimax-m2.7-nvfp4-2x-dgx-spark", "qwen3.5-122b-nvfp4-2x-rtx-pro-6000"
 TEXT = (data_root() / "recipes" / "configurations" / f"{SPARKS}.toml").read_text()
@@ -329,3 +330,12 @@ def test_recordings_of_the_machines_are_compared(options: list[str], tmp_path: P
     few = synthetic_hosts.build("no-gpu", tmp_path / "few")
     result = serve(SPARKS, *words, "--root", str(few))
     assert isinstance(result.exception, Sm120kitError) and "this host has 0" in result.exception.message
+
+
+def test_links_of_a_model_that_lead_in_a_circle_end(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.symlink_to("two")
+    two.symlink_to("one")
+    mounts = (Mount(tmp_path, "/model", True),)
+    started = serving.Service("s", "none", ("sh",), {}, mounts, (0,), 1, False, {}, 8000)
+    assert {*_remote_nodes.model_files(started, ())} == {one, two}

@@ -185,7 +185,7 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-LAUNCHER = "SM120KIT_LAUNCHER"
+LAUNCHER = "SM120KIT_GATE_LAUNCHER"
 """Variable with the program that compilers are started through, such as ccache."""
 
 _SHORT = {"--generate-dependencies-with-compile": "-MD", "--dependency-output": "-MF"}

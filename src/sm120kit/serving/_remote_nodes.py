@@ -32,6 +32,8 @@ NODES_LABEL, RUN_LABEL = "sm120kit.nodes", "sm120kit.run"
 LOOK_SECONDS = 10.0
 """Between two looks at the containers of other machines, each of which is a connection."""
 LOG_LINES = 20
+MAX_LINKS = 40
+"""Links that lead to links, as many as Linux follows (path_resolution(7)); links in a circle end there."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,9 @@ def model_files(service: Service, mounts: Iterable[str]) -> Iterator[Path]:
         for parent, directories, names in os.walk(folder):
             for path in (Path(parent, name) for name in (*directories, *names)):
                 yield path
-                while path.is_symlink():
+                for _ in range(MAX_LINKS):
+                    if not path.is_symlink():
+                        break
                     path = Path(os.path.normpath(path.parent / path.readlink()))
                     yield path
 

@@ -204,7 +204,7 @@ def run_gated(
                     **env,
                     "SM120KIT_GATE_DIR": str(gate.directory),
                     "PYTHONPATH": own_python_path(),
-                    **(_launcher_environment(settings.launcher, work) if settings.launcher else {LAUNCHER: None}),
+                    **(_launcher_environment(settings.launcher, work) if settings.launcher else {}),
                 },
                 logfile=log,
                 check=False,
