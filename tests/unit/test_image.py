@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
+from sm120kit.cli.image import show_report
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotFound, NotVerified, RequirementMissing, ResourceUnavailable, SystemRefused
@@ -245,6 +246,16 @@ def test_record_without_passed_checks_is_refused(results: tuple[Check, ...]) -> 
     with pytest.raises(NotVerified, match="did not pass"):
         published_images.require_passed(verified(checks=results))
     published_images.require_passed(verified())
+
+
+def test_slowest_check_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    timed = (("base", "user", 0.3), ("vllm", "backends", 81.4))
+    passed = tuple(Check(suite, name, CheckResult.PASSED, seconds=seconds) for suite, name, seconds in timed)
+    record = verified(checks=passed)
+    show_report(checks.CheckReport(record.image, passed, {}, record), json=False)
+    shown = capsys.readouterr()
+    assert "2 of 2 checks passed; vllm/backends took longest, 81 s" in shown.err
+    assert ["vllm/backends", "passed", "81.4"] in [line.split() for line in shown.out.splitlines()]
 
 
 def test_index_is_read_back_and_searched(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import py_compile
 import struct
 import subprocess
 import sys
+import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -124,7 +125,8 @@ def test_names_of_wheels_in_the_history_are_no_secrets() -> None:
 # The runner.
 
 SUITE = """
-import ctypes, subprocess, warnings
+import ctypes, subprocess, time, warnings
+def check_slow(expected): time.sleep(0.2)
 def check_driver(expected): return {"answer": str(ctypes.CDLL("libcuda.so.1").cuInit(0))}
 def check_known_messages(expected):
     print("INFO 12:00 started")
@@ -158,12 +160,23 @@ def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
         [tmp_path / "venv/bin/python", "run.py", "expected.json", "small"], cwd=tmp_path, capture_output=True, text=True
     )
     lines = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert lines["slow"]["seconds"] >= 0.2
     assert lines["driver"]["verdict"] == "passed", "the runner did not restart with the stub"
     assert lines["known_messages"]["verdict"] == "passed"
     assert lines["known_messages"]["facts"] == {"exempt in small/known_messages": "1 x the name is old; 2 x its log"}
     assert lines["unknown_warning"]["verdict"] == "failed" and "used again" in lines["unknown_warning"]["detail"]
     # The host treats any line on stderr as a failure.
     assert done.stderr == "small/unknown_message: oops\n"
+
+
+def test_checks_outside_the_container_are_timed() -> None:
+    def results() -> Iterator[tuple[Check, dict[str, str]]]:
+        yield Check("base", "size", CheckResult.PASSED), {}
+        time.sleep(0.2)
+        yield Check("base", "history", CheckResult.PASSED), {}
+
+    _, slow = (check for check, _ in _image_checks._timed(results()))
+    assert slow.seconds >= 0.2
 
 
 MEETING = """

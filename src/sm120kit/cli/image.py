@@ -58,7 +58,9 @@ def show_report(report: CheckReport, *, json: bool, whole: bool = True) -> None:
             console.table(("fact", "value"), report.facts.items())
     passed = sum(check.verdict is CheckResult.PASSED for check in report.checks)
     failed = [check for check in report.checks if check.verdict is CheckResult.FAILED]
-    console.info(f"{passed} of {len(report.checks)} checks passed; `sm120kit verify image` prints each")
+    slowest = max(report.checks, key=lambda check: check.seconds)
+    time = f"{slowest.suite}/{slowest.name} took longest, {slowest.seconds:.0f} s"
+    console.info(f"{passed} of {len(report.checks)} checks passed; {time}; `sm120kit verify image` prints each")
     if left := left_out(report.checks):
         console.info(f"{len(left)} checks are left to `sm120kit verify image`: only Python files differ from a checked image")
     if failed or report.verified is None:
@@ -72,8 +74,8 @@ def show_report(report: CheckReport, *, json: bool, whole: bool = True) -> None:
 
 def _show_checks(checks: Sequence[Check]) -> None:
     if checks:
-        rows = ((f"{check.suite}/{check.name}", check.verdict, check.detail) for check in checks)
-        console.table(("check", "verdict", "detail"), rows)
+        rows = ((f"{check.suite}/{check.name}", check.verdict, f"{check.seconds:.1f}", check.detail) for check in checks)
+        console.table(("check", "verdict", "seconds", "detail"), rows)
 
 
 def publish(

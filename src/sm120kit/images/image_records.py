@@ -128,12 +128,13 @@ class CheckResult(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """A check of an image with its result; ``detail`` is why it failed or was not run."""
+    """A check of an image with its result; ``detail`` is why it failed or was not run, ``seconds`` its elapsed time."""
 
     suite: str
     name: str
     verdict: CheckResult
     detail: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

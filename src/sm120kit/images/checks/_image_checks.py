@@ -8,6 +8,7 @@ on itself are in :mod:`sm120kit.images.checks._outside`.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def verify(
     for check, reported in [
         *inside,
         *_modules_ahead(inside, expected),
-        *outside(image, expected, store, workspace, baseline),
+        *_timed(outside(image, expected, store, workspace, baseline)),
     ]:
         report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
         checks.append(check)
@@ -136,11 +137,20 @@ def _inside(
     yield _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED), facts
 
 
+def _timed(results: Iterator[tuple[Check, Mapping[str, str]]]) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    """Results with the time that each took."""
+    started = time.monotonic()
+    for check, facts in results:
+        yield replace(check, seconds=round(time.monotonic() - started, 1)), facts
+        started = time.monotonic()
+
+
 def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
     """The check and its facts in a line that ``suites/run.py`` printed."""
     try:
         line: dict[str, Any] = parse_json(text)
-        return Check(line["suite"], line["name"], CheckResult(line["verdict"]), line["detail"]), line["facts"]
+        verdict = CheckResult(line["verdict"])
+        return Check(line["suite"], line["name"], verdict, line["detail"], line["seconds"]), line["facts"]
     except (ValueError, KeyError, TypeError):
         return _failed("output", f"unexpected output: {text}"), {}
 

@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import traceback
 import warnings
@@ -103,7 +104,7 @@ def reason_not_to_run(name, suite, expected):
 def run(suite, check, expected):
     """Run a check. Returns its JSON line and its unexpected messages."""
     line = {"suite": suite, "name": check.__name__.removeprefix("check_"), "verdict": "passed", "detail": "", "facts": {}}
-    caught = []
+    caught, started = [], time.monotonic()
     with captured_output() as output:
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -121,6 +122,7 @@ def run(suite, check, expected):
                 if isinstance(error, AssertionError)
                 else (f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
             )
+    line["seconds"] = round(time.monotonic() - started, 1)
     exemptions = expected["allowed"]["messages"]
     origins = {f"{w.category.__name__}: {w.message}": f"{w.filename}:{w.lineno}" for w in caught}
     unexpected, exempt = split_messages(origins, exemptions)
