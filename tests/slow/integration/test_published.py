@@ -123,6 +123,10 @@ def test_one_name_for_two_machines(publisher: Host, user: Host, address: str, ke
             check=True,
         )
         assert json.loads(shown.stdout)["Architecture"] == machine
+        attested = published[machine]["attested"]
+        stated = json.loads((tmp_path / attested["sbom"]["path"]).read_text())["metadata"]["component"]
+        platform = {"name": "sm120kit:platform", "value": f"linux/{machine}"}
+        assert attested["signed"] and platform in stated["properties"] and listed[machine].partition(":")[2] in stated["purl"]
         pulled = user.run("pull", RECIPE, "--platform", f"linux/{machine}", "--trust", key.with_suffix(".pub"))
         assert pulled.stdout.strip() == names[machine]
         user.run("image", "export", names[machine], f"{machine}.tar")

@@ -122,8 +122,11 @@ def skopeo(directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_sbom_lists_the_packages_of_the_base(publisher: Host, address: str, tmp_path: Path) -> None:
-    (locked, *_) = bases.read_lock("debian-12", "x86_64")
+@pytest.mark.parametrize(("architecture", "machine"), [("amd64", "x86_64"), ("arm64", "aarch64")])
+def test_sbom_lists_the_packages_of_the_base(
+    architecture: str, machine: str, publisher: Host, address: str, tmp_path: Path
+) -> None:
+    (locked, *_) = bases.read_lock("debian-12", machine)
     status = (
         f"Package: {locked.name}\nStatus: install ok installed\nVersion: {locked.version}\n"
         f"Architecture: {locked.architecture}\nDescription: a\n continued: line\n\n"
@@ -134,7 +137,7 @@ def test_sbom_lists_the_packages_of_the_base(publisher: Host, address: str, tmp_
     members = [("var/lib/dpkg/status", status.encode(), {}), ("usr/lib/os-release", system, {})]
     base = layers.add_image(publisher.layout, [layers.packed(*members)], {})
     name = {"org.opencontainers.image.base.name": "debian-12", "org.opencontainers.image.base.digest": base.digest}
-    _, reference = add_image(publisher.workspace, (1,), more=name)
+    _, reference = add_image(publisher.workspace, (1,), more=name, machine=architecture)
     publisher.run("publish", reference, f"{address}/sm120kit/vllm")
     (written,) = tmp_path.glob("*.cdx.json")
     (listed,) = (part for part in json.loads(written.read_text())["components"] if part["bom-ref"] == "base")
