@@ -20,9 +20,8 @@ def tile_numbers(target: Target, facts: Sequence[TileFacts], *, patched: bool, e
 
     ``emulated`` runs the emulations that are not cached, half a minute for each shape.
     """
-    tree = target.flashinfer.tree if patched else target.flashinfer.source.unpatched_tree
     headers = tables.cutlass(target, patched=patched) / "include"
-    emulator = emulation.Emulator(headers, compilers(target.flashinfer), target.options.workspace.cache, tree.tree)
+    emulator = emulation.Emulator(headers, compilers(target.flashinfer), target.options.workspace.cache)
     return with_numbers(facts, emulator, f"{target.recipe.name}, {'patched' if patched else 'unpatched'}", emulated)
 
 

@@ -107,14 +107,6 @@ def test_each_tile_of_a_program_that_does_not_compile_has_its_own_result(compile
     assert [text.count("#define STAGES") for text in compiler.programs] == [3, 1, 1, 1]
 
 
-def test_emulation_records_the_trees_that_use_it(emulator: Emulator, compiler: Compiler) -> None:
-    for tree in ("1" * 40, "2" * 40):
-        other = Emulator(emulator.cutlass, emulator.toolchain, emulator.cache.parent, tree)
-        other.run(Mainloop.of(TILE))
-    assert len(compiler.programs) == 1
-    assert sorted(path.stem for path in emulator.cache.glob("*/*.tree")) == ["1" * 40, "2" * 40]
-
-
 def test_changed_headers_need_another_emulation(emulator: Emulator, tmp_path: Path) -> None:
     emulator.run(Mainloop.of(TILE))
     (tmp_path / "cutlass" / "a.h").write_text("int b;\n")

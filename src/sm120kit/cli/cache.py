@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
-from sm120kit import recipes
 from sm120kit.cli.options import Json, Sources
 from sm120kit.core import console
-from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing, Sm120kitError, did_you_mean
+from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing, did_you_mean
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import state_entries
 from sm120kit.images.state_entries import StateEntry
-from sm120kit.recipes.target import Target, resolve_each
 from sm120kit.serving import server_containers
-from sm120kit.sources.run_options import Options
 
 HOURS = {"h": 1, "d": 24, "w": 7 * 24}
+UNUSED = "30d"
+"""The age from which entries are removed if neither age nor kind is given."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +29,17 @@ class EntrySelection:
 
     older: Annotated[
         str,
-        typer.Option("--older", metavar="AGE", help="Entries not used for this long, such as 12h, 30d or 8w, of KIND or all."),
+        typer.Option(
+            "--older", metavar="AGE", help=f"Entries not used for this long, such as 12h or 8w; default without KIND: {UNUSED}."
+        ),
     ] = ""
     everything: Annotated[bool, typer.Option("--all", help="All kinds but records, of any age.")] = False
-    recipes: Annotated[
-        list[str] | None,
-        typer.Option("--recipe", metavar="FILE", help="This recipe file refers to entries, too; repeatable."),
-    ] = None
 
 
 def cache(
     kinds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KIND", help="With --clean: kinds to remove; default: unreferenced entries."),
+        typer.Argument(metavar="KIND", help="With --clean: kinds to remove; default: all but records."),
     ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Remove entries.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --clean: list the entries; remove nothing.")] = False,
@@ -55,16 +52,15 @@ def cache(
 
     Without --clean: the size of each kind of entries. Sizes are disk usage; a file that two entries share counts once.
 
-    With --clean: removes unreferenced entries, or those of a kind or age. Unreferenced is what no recipe, lockfile, patch
-    series or built image refers to; kinds without an unreferenced size are kept then. Records are removed only if KIND names
-    them: they cannot be created again. Tagged images are kept, and what running servers use. Waits until no other command uses
-    the directory.
+    With --clean: removes the entries that were not used for 30 days, or those of a kind or age. Records are removed only if
+    KIND names them: they cannot be created again. Tagged images are kept, and what running servers use. Waits until no other
+    command uses the directory.
     """
     workspace = Workspace.at(sources.state)
     if clean:
         _clean(workspace, kinds or [], selection, dry_run=dry_run, json=json)
     elif kinds or dry_run or selection != EntrySelection():
-        raise typer.BadParameter("KIND, --dry-run, --older, --all and --recipe require --clean")
+        raise typer.BadParameter("KIND, --dry-run, --older and --all require --clean")
     else:
         _show_usage(workspace, json=json)
 
@@ -72,31 +68,24 @@ def cache(
 def _show_usage(workspace: Workspace, *, json: bool) -> None:
     if workspace.root.exists() and not workspace.root.is_dir():
         raise NotFound(f"{workspace.root} is not a directory", "name the state directory with --state or SM120KIT_STATE")
-    referred = None
-    try:
-        referred = state_entries.references(workspace, _targets(workspace, ()))
-    except Sm120kitError as failure:
-        console.info(f"unreferenced entries are unknown: {failure.message}")
-    kinds = state_entries.usage(state_entries.entries(workspace.root, referred))
+    kinds = state_entries.usage(state_entries.entries(workspace.root))
     total = sum(usage.bytes for usage in kinds)
     if json:
         rows = [
             {"kind": usage.kind.name, "what": usage.kind.description, "entries": usage.entries, "bytes": usage.bytes}
-            | {"unreferenced_bytes": usage.unreferenced_bytes if usage.kind.tracked and referred is not None else None}
             | {"last_used": usage.last_used}
             for usage in kinds
         ]
         console.json_data({"state": workspace.root, "bytes": total, "kinds": rows})
         return
     console.table(
-        ("kind", "what", "entries", "size", "unreferenced", "last used"),
+        ("kind", "what", "entries", "size", "last used"),
         (
             (
                 usage.kind.name,
                 usage.kind.description,
                 usage.entries,
                 size(usage.bytes),
-                size(usage.unreferenced_bytes) if usage.kind.tracked and referred is not None else "",
                 _ago(usage.last_used),
             )
             for usage in kinds
@@ -108,38 +97,30 @@ def _show_usage(workspace: Workspace, *, json: bool) -> None:
 
 def _clean(workspace: Workspace, kinds: list[str], selection: EntrySelection, *, dry_run: bool, json: bool) -> None:
     chosen, seconds = _chosen(kinds, selection.older, selection.everything)
-    if chosen and selection.recipes:
-        raise typer.BadParameter("it is for unreferenced entries: leave out KIND, --older and --all", param_hint="--recipe")
 
     def find() -> list[StateEntry]:
-        if not chosen:
-            referred = state_entries.references(workspace, _targets(workspace, selection.recipes or ()))
-            return [entry for entry in state_entries.entries(workspace.root, referred) if entry.unreferenced]
         listed = [entry for entry in state_entries.entries(workspace.root) if entry.kind in chosen]
-        return _unused(state_entries.older_than(state_entries.removable(workspace.root, listed), seconds))
+        return _unused(state_entries.removable(workspace.root, listed, seconds))
 
     if workspace.is_new() or dry_run:  # nothing to lock
         _show(find(), dry_run=dry_run, json=json)
         return
     with workspace.maintenance():
         removed = find()
-        if chosen:
-            state_entries.detach(workspace.root, removed)
+        state_entries.detach(workspace.root, removed)
         _remove(removed, json=json)
 
 
 def _chosen(kinds: list[str], older: str, everything: bool) -> tuple[list[str], float]:
-    """The kinds that are removed by name or age, and that age in seconds; no kind: unreferenced entries are removed."""
+    """The kinds of which entries are removed, and the seconds since their last use."""
     if everything and (kinds or older):
         raise typer.BadParameter("removes all kinds of any age: leave out KIND and --older", param_hint="--all")
-    seconds = _seconds(older) if older else -1.0
     known = [kind.name for kind in state_entries.KINDS]
     for name in kinds:
         if name not in known:
             raise NotFound(f"unknown kind {name!r}{did_you_mean(name, known)}", f"kinds: {', '.join(known)}")
-    if older or everything:
-        return kinds or [kind.name for kind in state_entries.KINDS if kind.reproducible], seconds
-    return kinds, seconds
+    age = older or ("" if kinds or everything else UNUSED)
+    return kinds or [kind.name for kind in state_entries.KINDS if kind.reproducible], _seconds(age) if age else -1.0
 
 
 def _unused(entries: list[StateEntry]) -> list[StateEntry]:
@@ -157,11 +138,6 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
     except DaemonUnreachable as error:
         console.info(f"servers and records are kept: {error.message}")
         return kept
-
-
-def _targets(workspace: Workspace, files: Sequence[str]) -> Iterator[Target]:
-    """The recipes that come with sm120kit, and those of ``files``."""
-    return resolve_each((*recipes.names(), *files), Options(workspace))
 
 
 def _remove(removed: Sequence[StateEntry], *, json: bool) -> None:
@@ -183,9 +159,9 @@ def _show(removed: Sequence[StateEntry], *, dry_run: bool, json: bool, bytes_: i
         return
     if dry_run:
         console.table(
-            ("kind", "entry", "size", "last used", "reason"),
+            ("kind", "entry", "size", "last used"),
             (
-                (entry.kind, entry.name, size(taken), _ago(entry.used), entry.unreferenced)
+                (entry.kind, entry.name, size(taken), _ago(entry.used))
                 for entry, taken in zip(removed, state_entries.sizes(removed), strict=True)
             ),
         )

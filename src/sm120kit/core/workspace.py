@@ -258,9 +258,3 @@ def mark_used(path: Path) -> None:
     """Set the time of last use of a path in the state, for ``cache --clean --older``."""
     with suppress(OSError):
         os.utime(path)
-
-
-def mark_tree_used(directory: Path, tree: str) -> None:
-    """Record that a directory of results was used for a tree: ``cache --clean`` keeps it while a recipe produces that tree."""
-    with suppress(OSError):
-        (directory / f"{tree}.tree").touch()

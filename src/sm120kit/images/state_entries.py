@@ -1,4 +1,4 @@
-"""Entries of the state directory (``sm120kit cache``): disk usage, references to them, removal.
+"""Entries of the state directory (``sm120kit cache``): disk usage, last use, removal.
 
 Only a directory with the marker of a state directory is cleaned, only names that sm120kit creates are considered, and no link
 is followed, so that files of others are never removed. An entry is renamed before it is removed: it never exists in part, and
@@ -14,27 +14,16 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm120kit import sources
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, SystemRefused
-from sm120kit.core.outside import parse_json
-from sm120kit.core.record_files import read_record
 from sm120kit.core.temporary import is_owned
-from sm120kit.core.workspace import Workspace
-from sm120kit.images import _base
 from sm120kit.images.image_inputs import LABEL
-from sm120kit.images.image_records import ImageContext
 from sm120kit.images.oci import Layout
-from sm120kit.patches import checkout, index_file
-from sm120kit.patches.patch_records import PatchedTree
-from sm120kit.recipes import bases, cross_tools, locked_toolchain, lockfile
-from sm120kit.recipes.recipe_records import Lock
-from sm120kit.recipes.target import Target
-from sm120kit.sources.source_records import GitPin, Pin
+from sm120kit.patches import index_file
 
 _SHA256 = r"[0-9a-f]{64}"
 _RECORD = rf"{_SHA256}\.json"
@@ -45,59 +34,40 @@ class EntryKind:
     """A kind of entries of the state directory.
 
     ``parents`` are globs of the directories that contain the entries; ``names`` is a regular expression of their names.
-    ``tracked``: references to an entry can be determined. ``reproducible``: an entry can be created again.
+    ``reproducible``: an entry can be created again.
     """
 
     name: str
     description: str
     parents: tuple[str, ...]
     names: str
-    tracked: bool = False
     reproducible: bool = True
 
 
+_WORK = r"kernels-[0-9a-f]{12}|.+-((from-source|overlay)-[0-9a-f]{12}|none|sm_12\w+(-sm_12\w+)*(-aarch64)?)"
 KINDS = (
-    EntryKind("downloads", "sdists, wheels and Debian packages", ("downloads",), _SHA256, tracked=True),
-    EntryKind("checkouts", "git repositories of sources", ("checkouts",), r".+-[0-9a-f]{16}", tracked=True),
-    EntryKind("trees", "patched sources", ("cache/trees",), rf"[0-9a-f]{{40}}|{_RECORD}", tracked=True),
-    EntryKind("toolchains", "compilers and headers of lockfiles", ("cache/toolchains",), _SHA256, tracked=True),
-    EntryKind("generated", "lists of generated kernels", ("cache/generated",), _RECORD, tracked=True),
-    EntryKind(
-        "work",
-        "build directories, reused by the next build",
-        ("work",),
-        r"kernels-[0-9a-f]{12}|.+-((from-source|overlay)-[0-9a-f]{12}|sm_12\w+(-sm_12\w+)*)",
-        tracked=True,
-    ),
-    EntryKind("builds", "finished wheels with records and logs", ("build/*",), _SHA256, tracked=True),
-    EntryKind("images", "build contexts of images", ("images",), _SHA256, tracked=True),
-    EntryKind("blobs", "layers, configs and manifests of images and bases", ("oci/blobs/sha256",), _SHA256, tracked=True),
-    EntryKind(
-        "compressed",
-        "digests of layers as they were published",
-        ("oci/compressed",),
-        rf"{_SHA256}\..+",
-        tracked=True,
-    ),
+    EntryKind("downloads", "sdists, wheels and Debian packages", ("downloads",), _SHA256),
+    EntryKind("checkouts", "git repositories of sources", ("checkouts",), r".+-[0-9a-f]{16}"),
+    EntryKind("trees", "patched sources", ("cache/trees",), rf"[0-9a-f]{{40}}|{_RECORD}"),
+    EntryKind("toolchains", "compilers and headers of lockfiles", ("cache/toolchains",), _SHA256),
+    EntryKind("generated", "lists of generated kernels", ("cache/generated",), _RECORD),
+    EntryKind("work", "build directories, reused by the next build", ("work",), _WORK),
+    EntryKind("builds", "finished wheels with records and logs", ("build/*",), _SHA256),
+    EntryKind("images", "build contexts of images", ("images",), _SHA256),
+    EntryKind("blobs", "layers, configs and manifests of images and bases", ("oci/blobs/sha256",), _SHA256),
+    EntryKind("compressed", "digests of layers as they were published", ("oci/compressed",), rf"{_SHA256}\..+"),
     EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
-    EntryKind("checks", "results of checks that do not depend on kernels", ("cache/checks",), _RECORD),
-    EntryKind("bases", "bases of images, unpacked", ("bases",), r".+-[0-9a-f]{16}", tracked=True),
+    EntryKind("bases", "bases of images, unpacked", ("bases",), r".+-[0-9a-f]{16}"),
     EntryKind("unpacked", "layers of local images, unpacked to run their checks", ("oci-unpacked",), _SHA256),
     EntryKind("tiles", "measured tiles", ("cache/tiles/units", "cache/tiles/tables"), _RECORD),
-    EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256, tracked=True),
+    EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256),
     EntryKind("proofs", "compiled probes of patches", ("cache/prove/*",), _RECORD),
-    EntryKind("verification", "programs of `verify kernels`", ("cache/verify/programs",), _SHA256, tracked=True),
+    EntryKind("verification", "programs of `verify kernels`", ("cache/verify/programs",), _SHA256),
     EntryKind("ptxas", "what ptxas reports of PTX for SM12x", ("cache/ptx-native",), _RECORD),
     EntryKind("resolver", "index pages and metadata, kept by uv", ("cache",), "uv"),
     EntryKind("servers", "kernels compiled and tuned by servers", ("caches",), r"[0-9a-f]{16}"),
-    EntryKind(
-        "records",
-        "runs with their logs, verified images",
-        ("runs", "images/verified"),
-        r".+\.(json|log)",
-        reproducible=False,
-    ),
-    EntryKind("temporary", "files of running or killed commands", ("scratch", "oci/partial"), r"[^.].*", tracked=True),
+    EntryKind("records", "runs with their logs, verified images", ("runs", "images/verified"), r".+\.(json|log)", False),
+    EntryKind("temporary", "files of killed commands", ("scratch", "oci/partial"), r"[^.].*"),
 )
 """All kinds. A file that several entries share is counted for the first of them."""
 
@@ -107,16 +77,12 @@ _PARENTS = tuple(sorted({parent for kind in KINDS for parent in kind.parents} | 
 
 @dataclass(frozen=True)
 class StateEntry:
-    """Files that are kept or removed together: ``paths``, named by the first. ``used`` is in seconds since 1970.
-
-    ``unreferenced`` is the reason why nothing refers to the entry; empty if it is referenced or references are not tracked.
-    """
+    """Files that are kept or removed together: ``paths``, named by the first. ``used`` is in seconds since 1970."""
 
     kind: str
     name: str
     paths: tuple[Path, ...]
     used: float
-    unreferenced: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,119 +96,34 @@ class RemovedImages:
 
 @dataclass(frozen=True)
 class Usage:
-    """The entries of a kind: number, disk usage in bytes, and the part of it that is unreferenced."""
+    """The entries of a kind: number, disk usage in bytes, time of last use."""
 
     kind: EntryKind
     entries: int
     bytes: int
-    unreferenced_bytes: int
     last_used: float | None
 
 
-_BY_NAME = {
-    "downloads": "no recipe or lock has this hash",
-    "toolchains": "no lock has these wheels",
-    "blobs": "no image has it",
-    "compressed": "no image has it",
-    "bases": "no base has these packages",
-    "checkouts": "no recipe pins this source",
-}
-"""Kinds whose entries are referenced by name, with the reason why another is unreferenced."""
-
-
-@dataclass(frozen=True)
-class References:
-    """References of recipes, their locks and series, and built images; ``names`` are those of entries, by kind."""
-
-    names: Mapping[str, Collection[str]]
-    recipes: Collection[str]
-    trees: Collection[str]
-    without_tree: Collection[str]
-    build_ids: Collection[str]
-    plans: Collection[str]
-    images: Collection[str]
-
-
-def references(workspace: Workspace, targets: Iterable[Target]) -> References:
-    """Collect the references of recipes and of the images that were built with this state directory.
-
-    Raises:
-        Sm120kitError: a recipe, lock or record cannot be read, so that the references are incomplete.
-    """
-    names: set[str] = set()
-    pins: list[Pin] = []
-    locks: dict[str, Lock] = {}
-    trees: dict[str, list[PatchedTree | None]] = {}
-    for target in targets:
-        recipe = target.recipe
-        names.add(recipe.name)
-        pins += [source.pin for source in target.sources]
-        trees[recipe.name] = [
-            checkout.cached_tree(source.pin, source.inside, workspace, source.files) for source in target.sources
-        ]
-        if target.lock_path.is_file():
-            locks[recipe.name] = lockfile.read(target.lock_path)
-    wheels = {wheel.sha256 for lock in locks.values() for closure in lock.closures for wheel in closure.wheels}
-    locked = {tree for lock in locks.values() for source in lock.sources for tree in (source.tree, source.patched_tree)}
-    images = dict(_built_images(workspace))
-    blobs = {path.name for path in _layout(workspace.root).used()}
-    machines = ((base, machine) for base in map(bases.load, bases.names()) for machine in base.machines)
-    referenced = {
-        "downloads": {pin.sha256 for pin in pins if not isinstance(pin, GitPin)}
-        | wheels
-        | _packages()
-        | {wheel.sha256 for context in images.values() for wheel in context.locked},
-        "toolchains": {name for lock in locks.values() for name in locked_toolchain.unpacked_names(lock)}
-        | cross_tools.directory_names(),
-        "blobs": blobs,
-        "compressed": blobs,
-        "bases": {_base.directory_name(base, machine) for base, machine in machines},
-        "checkouts": {sources.checkout_name(pin) for pin in pins},
-    }
-    produced = {id_ for each in trees.values() for tree in each if tree for id_ in (tree.tree, tree.checkout.tree)}
-    return References(
-        names=referenced,
-        recipes=names,
-        trees=locked | produced,
-        without_tree={name for name, each in trees.items() if None in each and name not in locks},
-        build_ids=set(map(lockfile.build_id, locks.values())),
-        plans={str(ours.origin["plan"]) for context in images.values() for ours in context.ours},
-        images={*images},
-    )
-
-
-def _packages() -> set[str]:
-    """sha256 of every package of every base."""
-    locks = [bases.verify(bases.load(name)) for name in bases.names()]
-    return {package.sha256 for lock in locks for closure in lock.closures for package in closure.packages}
-
-
-def _built_images(workspace: Workspace) -> Iterator[tuple[str, ImageContext]]:
-    """The build contexts from which an image was built, by digest."""
-    for record in (workspace.root / "images").glob("*/image.json"):
-        yield record.parent.name, read_record(ImageContext, record.with_name("context.json"))
-
-
-def entries(root: Path, referenced: References | None = None) -> list[StateEntry]:
-    """List all entries of a state directory; with ``referenced``, mark those that are unreferenced."""
+def entries(root: Path) -> list[StateEntry]:
+    """List all entries of a state directory, without temporary files of running commands."""
     result = []
     for kind in KINDS:
-        for parent in (parent for pattern in kind.parents for parent in _directories(root, pattern)):
-            for path in sorted(parent.iterdir()):
-                if re.fullmatch(kind.names, path.name) and not path.is_symlink():
-                    result.append(_entry(kind, path, referenced))
-    temporary = KINDS[-1]
-    for parent in (parent for pattern in _PARENTS for parent in _directories(root, pattern)):
-        for path in sorted(parent.iterdir()):
-            of_tree = path.name.endswith((".index", ".index.lock")) and _tree_of(path).is_dir()
-            if path.name.startswith(".") and not of_tree and not path.is_symlink():
-                result.append(_entry(temporary, path, referenced))
+        for path in _children(root, kind.parents):
+            if re.fullmatch(kind.names, path.name) and not (kind is KINDS[-1] and is_owned(path)):
+                result.append(_entry(kind.name, path))
+    for path in _children(root, _PARENTS):
+        of_tree = path.name.endswith((".index", ".index.lock")) and _tree_of(path).is_dir()
+        if path.name.startswith(".") and not of_tree and not is_owned(path):
+            result.append(_entry(KINDS[-1].name, path))
     return result
 
 
-def _directories(root: Path, pattern: str) -> list[Path]:
-    """The directories of a state directory that match a pattern. Those behind a link are not its own."""
-    return [path for path in sorted(root.glob(pattern)) if path.is_dir() and path.resolve() == path]
+def _children(root: Path, patterns: Iterable[str]) -> Iterator[Path]:
+    """The entries of the directories that match patterns, without links. Directories behind a link are not the state's own."""
+    for pattern in patterns:
+        for parent in sorted(root.glob(pattern)):
+            if parent.is_dir() and parent.resolve() == parent:
+                yield from (path for path in sorted(parent.iterdir()) if not path.is_symlink())
 
 
 def _tree_of(index: Path) -> Path:
@@ -250,11 +131,10 @@ def _tree_of(index: Path) -> Path:
     return index.with_name(index.name.removeprefix(".").removesuffix(".lock").removesuffix(".index"))
 
 
-def _entry(kind: EntryKind, path: Path, referenced: References | None) -> StateEntry:
-    name = f"{path.parent.name}/{path.name}" if kind.name == "builds" else path.name
-    paths = (path, index_file(path)) if kind.name == "trees" and path.is_dir() else (path,)
-    reason = _unreferenced(kind, path, referenced) if referenced is not None and kind.tracked else ""
-    return StateEntry(kind.name, name, tuple(path for path in paths if path.exists()), _used(path), reason)
+def _entry(kind: str, path: Path) -> StateEntry:
+    name = f"{path.parent.name}/{path.name}" if kind == "builds" else path.name
+    paths = (path, index_file(path)) if kind == "trees" and path.is_dir() else (path,)
+    return StateEntry(kind, name, tuple(path for path in paths if path.exists()), _used(path))
 
 
 def _used(path: Path) -> float:
@@ -264,82 +144,6 @@ def _used(path: Path) -> float:
         return max([path.stat().st_mtime, *members])
     except OSError:  # removed by another command
         return time.time()
-
-
-def _unreferenced(kind: EntryKind, path: Path, references: References) -> str:
-    """Why nothing refers to an entry; empty if something does."""
-    if kind.name in _BY_NAME:
-        name = path.name.partition(".")[0] if kind.name == "compressed" else path.name
-        return "" if name in references.names[kind.name] else _BY_NAME[kind.name]
-    match kind.name:
-        case "trees":
-            return _of_tree(references, _record(path).get("tree", "") if path.suffix else path.name)
-        case "generated":
-            return _of_tree(references, _record(path).get("tree", ""))
-        case "builds":
-            return "" if path.name in references.plans else _of_plan(references, path / "plan.json")
-        case "work":
-            return _of_work(references, path)
-        case "images":
-            return _of_image(references, path)
-        case "emulations" | "verification":
-            return _of_results(references, path)
-        case _:
-            return "" if is_owned(path) else "left by a command that was killed"
-
-
-def _record(path: Path) -> dict[str, str]:
-    """The text values of a JSON object; empty if it cannot be read."""
-    try:
-        content = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return {key: value for key, value in content.items() if isinstance(value, str)} if isinstance(content, dict) else {}
-
-
-def _of_tree(references: References, tree: str, name: str = "") -> str:
-    if tree in references.trees or (name in references.without_tree):
-        return ""
-    return f"no recipe's series produces tree {tree[:12]}" if tree else "written by an earlier version"
-
-
-def _of_plan(references: References, record: Path) -> str:
-    """A build is referenced while its recipe exists and its series produces the tree of the build."""
-    plan = _record(record)
-    name = plan.get("recipe", "").partition("@")[2] or plan.get("recipe", "")
-    if name and name not in references.recipes:
-        return f"there is no recipe {name}"
-    return _of_tree(references, plan.get("tree", ""), name)
-
-
-def _of_work(references: References, path: Path) -> str:
-    """A build directory is referenced by its recipe, whatever its tree, or by a plan."""
-    if re.fullmatch(r"kernels-[0-9a-f]{12}|.+-(from-source|overlay)-[0-9a-f]{12}", path.name):
-        return _of_plan(references, path / "plan.json")
-    recipe = re.sub(r"(-sm_12[01][af]?)+$", "", path.name)
-    return "" if recipe in references.recipes else f"there is no recipe {recipe}"
-
-
-def _of_results(references: References, path: Path) -> str:
-    """Results are referenced by the trees that used them; without such marks, or if a recipe's tree is unknown, by all."""
-    trees = {mark.stem for mark in path.glob("*.tree")}
-    if not trees or not trees.isdisjoint(references.trees) or references.without_tree:
-        return ""
-    return "no recipe's series produces a tree that used it"
-
-
-def _of_image(references: References, path: Path) -> str:
-    """A build context is referenced by an image that was built from it, or by the lock that produces it."""
-    if path.name in references.images:
-        return ""
-    try:
-        labels = read_record(ImageContext, path / "context.json").labels
-    except (OSError, ValueError):
-        return "without a record, or with one of an earlier version"
-    build_id = labels.get(f"{LABEL}build-id")
-    if build_id and build_id not in references.build_ids:
-        return "no image was built from it, and its lock has changed"
-    return _of_tree(references, labels.get(f"{LABEL}tree", "")) and "no image was built from it, and its series has changed"
 
 
 # ---- sizes
@@ -385,16 +189,11 @@ def freed(entries: Iterable[StateEntry]) -> int:
 
 def usage(entries: Sequence[StateEntry]) -> list[Usage]:
     """Disk usage by kind, in the order of :data:`KINDS`."""
-    sized = list(zip(entries, sizes(entries), strict=True))
-    of_kind = {kind.name: [(entry, size) for entry, size in sized if entry.kind == kind.name] for kind in KINDS}
+    of_kind: dict[str, list[tuple[StateEntry, int]]] = {kind.name: [] for kind in KINDS}
+    for entry, size in zip(entries, sizes(entries), strict=True):
+        of_kind[entry.kind].append((entry, size))
     return [
-        Usage(
-            kind,
-            len(members),
-            sum(size for _, size in members),
-            sum(size for entry, size in members if entry.unreferenced),
-            max((entry.used for entry, _ in members), default=None),
-        )
+        Usage(kind, len(members), sum(size for _, size in members), max((entry.used for entry, _ in members), default=None))
         for kind in KINDS
         for members in [of_kind[kind.name]]
     ]
@@ -403,16 +202,21 @@ def usage(entries: Sequence[StateEntry]) -> list[Usage]:
 # ---- removal
 
 
-def older_than(entries: Iterable[StateEntry], seconds: float) -> list[StateEntry]:
-    """Entries whose last use is longer ago than ``seconds``."""
-    now = time.time()
-    return [entry for entry in entries if now - entry.used > seconds]
+def removable(root: Path, entries: Iterable[StateEntry], seconds: float) -> list[StateEntry]:
+    """Entries that were not used for ``seconds``, and temporary ones of any age.
 
+    Blobs and build contexts of tagged images, which are checked ones, are kept.
 
-def removable(root: Path, entries: Iterable[StateEntry]) -> list[StateEntry]:
-    """Entries without the blobs of tagged images, which are verified ones and bases by digest."""
-    tagged = _layout(root).used(tagged=True)
-    return [entry for entry in entries if not tagged.intersection(entry.paths)]
+    Raises:
+        Mismatch, BadInput: an image is damaged, so that its blobs cannot be determined.
+    """
+    layout, now = _layout(root), time.time()
+    tagged = layout.used(tagged=True)
+    for manifest, tags in layout.images():
+        if tags and (context := layout.image(manifest.digest).labels.get(f"{LABEL}context")):
+            tagged.add(root / "images" / context)
+    unused = (entry for entry in entries if entry.kind == KINDS[-1].name or now - entry.used > seconds)
+    return [entry for entry in unused if not tagged.intersection(entry.paths)]
 
 
 def without(entries: Iterable[StateEntry], used: Collection[Path]) -> list[StateEntry]:

@@ -10,7 +10,7 @@ from sm120kit.core import reporting
 from sm120kit.core.data_roots import data_root, top_root, user_repository
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.record_files import read_record, write_record
-from sm120kit.core.workspace import Workspace
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.patches._apply import apply
 from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import PatchedTree
@@ -55,7 +55,7 @@ def fetch_patched(pin: Pin, inside: tuple[VendoredProject, ...], options: Option
         Mismatch: the source, or a project inside it, is not the project or version that the recipe names.
         PatchConflict, BadInput: see :func:`sm120kit.patches._apply`.
     """
-    cached = cached_tree(pin, inside, options.workspace, files)
+    cached = _cached_tree(pin, inside, options.workspace, files)
     if cached is not None:
         return cached
     checkout = sources.fetch(pin, options.workspace, options.origin)
@@ -65,7 +65,7 @@ def fetch_patched(pin: Pin, inside: tuple[VendoredProject, ...], options: Option
     return tree
 
 
-def cached_tree(
+def _cached_tree(
     pin: Pin, inside: tuple[VendoredProject, ...], workspace: Workspace, files: Mapping[str, str]
 ) -> PatchedTree | None:
     """The recorded tree of a source with the present series, or None. Needs no network."""
@@ -74,7 +74,11 @@ def cached_tree(
         return None
     tree = read_record(PatchedTree, record)
     repository = workspace.checkouts / sources.checkout_name(pin)
-    return tree if tree.checkout.repository == repository and repository.is_dir() else None
+    if tree.checkout.repository != repository or not repository.is_dir():
+        return None
+    mark_used(record)
+    mark_used(repository)
+    return tree
 
 
 def record_path(pin: Pin, inside: tuple[VendoredProject, ...], workspace: Workspace, files: Mapping[str, str]) -> Path:

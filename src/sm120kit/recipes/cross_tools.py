@@ -107,12 +107,6 @@ def cross_tools(machine: str, options: Options) -> CrossTools:
     return CrossTools(machine, directory)
 
 
-def directory_names() -> frozenset[str]:
-    """The names of the directories in ``cache/toolchains`` with the locked tools; none where the data have no such bases."""
-    known = {*bases.names()}
-    return frozenset(_directory_name(_locked(*machines)) for machines, names in BASES.items() if known.issuperset(names))
-
-
 def _locked(own: str, machine: str) -> dict[str, tuple[DebianPackage, ...]]:
     """The locked packages by base."""
     return {base: bases.read_lock(base, own) for base in BASES[own, machine]}

@@ -153,14 +153,6 @@ def locked_tvm_ffi(wheels: Sequence[LockedWheel]) -> tuple[LockedWheel, ...]:
     return tuple(wheel for wheel in wheels if wheel.name == FFI)
 
 
-def unpacked_names(lock: Lock) -> set[str]:
-    """The names of the directories in ``cache/toolchains`` that a lock's wheels are unpacked into."""
-    groups = [
-        group(closure.wheels) for closure in lock.closures for group in (locked_compilers, locked_libraries, locked_tvm_ffi)
-    ]
-    return {_unpacked_name(wheels) for wheels in groups if wheels}
-
-
 def _unpacked_name(wheels: Sequence[LockedWheel]) -> str:
     return digest_of(sorted((wheel.filename, wheel.sha256) for wheel in wheels))
 

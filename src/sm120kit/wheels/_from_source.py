@@ -17,7 +17,6 @@ from sm120kit import patches, recipes, sources
 from sm120kit.core import reporting, toolchain
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.memory import Costs
-from sm120kit.core.record_files import write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes.locked_toolchain import NVCC
@@ -117,7 +116,6 @@ def build_extensions(
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
         site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
         files = write_patched_members(recipe.engine, build.tree, official, site.work / "overlay")
-        write_record(site.work / "plan.json", plan)  # `cache --clean` reads from it what the directory belongs to
         _prepare(build, site, wheels)
         reporting.info(
             "building without a network"

@@ -22,7 +22,7 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CommandFailed, NotFound, RequirementMissing
 from sm120kit.core.memory import Costs
-from sm120kit.core.record_files import record_json, write_record
+from sm120kit.core.record_files import record_json
 from sm120kit.core.toolchain import installed_version
 from sm120kit.kernels.cubin.cubin_records import Cubin
 from sm120kit.kernels.tables import export_tree
@@ -81,7 +81,6 @@ def build(
         locked_toolchain.compilers(target, selection.archs, ())
         units = len(plan.modules[0].units)
         reporting.info(f"compiling {units} kernels against CUTLASS of {recipe.name} (tree {tree.tree[:12]})")
-        write_record(work / "plan.json", plan)  # `cache --clean` reads from it what the directory belongs to
         headers = export_tree(tree, workspace) / cutlass.path
         compile_kernels(plan, tree, headers, work, CompileSettings.of(target.options, watch))
         reporting.info("checking the kernels")

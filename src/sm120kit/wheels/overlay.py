@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from sm120kit.core import archives, reporting
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadInput, PatchConflict
-from sm120kit.core.record_files import record_json, write_record
+from sm120kit.core.record_files import record_json
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import wheelhouse
@@ -156,7 +156,6 @@ def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool 
         reporting.info(f"packing {wheel.name} again, with {', '.join(members)} patched")
         work = workspace.work(name)
         files = write_patched_members(project, tree, wheel, work)
-        write_record(work / "plan.json", plan)  # `cache --clean` reads from it what the directory belongs to
         artifacts = pack_overlay(plan, tree, (official, wheel), files, directory)
         shutil.rmtree(work)
         return artifacts

@@ -37,7 +37,7 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
 from sm120kit.core.temporary import owned_directory, publish_directory
-from sm120kit.core.workspace import mark_tree_used, mark_used
+from sm120kit.core.workspace import mark_used
 from sm120kit.kernels.kernel_records import Tile
 
 SOURCES = Path(__file__).with_name("cpp")
@@ -134,14 +134,11 @@ class Emulator:
 
     A compiled emulation and its results are stored in ``cache``, keyed by the digest of headers, sources, flags and compiler:
     of all that is compiled. An engine's own launchers and epilogues are not.
-    Processes can share a cache: the first compiles and runs an emulation while the rest wait for its result. ``tree`` is
-    the git tree id of the engine; ``sm120kit cache --clean`` keeps the emulations of trees that are in use.
+    Processes can share a cache: the first compiles and runs an emulation while the rest wait for its result.
     """
 
-    def __init__(
-        self, cutlass: Path, toolchain: Toolchain, cache: Path, tree: str = "", sandbox: Sandbox | None = None
-    ) -> None:
-        self.cutlass, self.toolchain, self.cache, self.tree = cutlass, toolchain, cache / "emulate", tree
+    def __init__(self, cutlass: Path, toolchain: Toolchain, cache: Path, sandbox: Sandbox | None = None) -> None:
+        self.cutlass, self.toolchain, self.cache = cutlass, toolchain, cache / "emulate"
         self.sandbox = sandbox
         major, minor = toolchain.nvcc_version.split(".")[:2]
         self.flags = (*FLAGS, f"-D__CUDACC_VER_MAJOR__={major}", f"-D__CUDACC_VER_MINOR__={minor}")
@@ -153,7 +150,7 @@ class Emulator:
         record = self._directory(mainloop) / f"{fault}.json"
         if not record.is_file():
             return None
-        self._use(record.parent)
+        mark_used(record.parent)
         return read_record(Emulation, record)
 
     def run(self, mainloop: Mainloop, fault: str = "none", stop: threading.Event | None = None) -> Emulation:
@@ -214,15 +211,9 @@ class Emulator:
                     argv, env = wrap([directory / "program", _name(directory), fault], self.sandbox, read=[directory])
                     emulation = _result(mainloop.tile, fault, process.run_until(argv, stop, env=env))
                     write_record(directory / f"{fault}.json", emulation)
-                    self._use(directory)
+                    mark_used(directory)
                     results[mainloop] = emulation
             return results
-
-    def _use(self, directory: Path) -> None:
-        if self.tree:
-            mark_tree_used(directory, self.tree)
-        else:
-            mark_used(directory)
 
     def _directory(self, mainloop: Mainloop) -> Path:
         return self.cache / digest_of([self.base, mainloop.definitions()])

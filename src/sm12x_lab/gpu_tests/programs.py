@@ -25,7 +25,7 @@ from sm120kit.core.process import own_python_path
 from sm120kit.core.records import Toolchain
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.toolchain import PLACEHOLDERS
-from sm120kit.core.workspace import mark_tree_used, mark_used
+from sm120kit.core.workspace import mark_used
 
 SOURCES = Path(__file__).with_name("cpp")
 PRELUDE = "sm120_on_sm90.hpp"
@@ -228,6 +228,4 @@ class Compiler:
             return CompileFailed(errors[0].strip() if errors else messages.strip()[-300:], f"command: {line}")
         with publish_directory(directory) as fresh:
             output.rename(fresh / "program")
-            if program.tree:
-                mark_tree_used(fresh, program.tree.tree)
         return directory / "program"

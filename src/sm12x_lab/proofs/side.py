@@ -205,7 +205,7 @@ class Side:
             return
         reporting.info(f"tree {self.tree[:12]}: {len(set(mainloops.values()))} mainloops on the CPU")
         headers = self.directory / self.cutlass.path / "include"
-        emulator = emulation.Emulator(headers, self.tools, self.options.workspace.cache, self.tree, self.sandbox)
+        emulator = emulation.Emulator(headers, self.tools, self.options.workspace.cache, self.sandbox)
         with reporting.task("emulating", len(set(mainloops.values()))) as advance:
             emulated = emulator.run_all(list(mainloops.values()), advance)
         for probe, mainloop in mainloops.items():
