@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-import synthetic_hosts
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
@@ -90,35 +88,3 @@ def test_nvidia_smi_that_cannot_be_run(name: str, tmp_path: Path, monkeypatch: p
     reasons = json.loads(result.stdout)["host"]["unread"]
     message = {"not-executable": "Permission denied", "not-elf": "Exec format error"}
     assert message.get(name, "program not found") in reasons["nvidia-smi-q.xml"]
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="requires a C compiler")
-def test_gpus_from_nvml(tmp_path: Path) -> None:
-    """The driver's library, as far as a stub replaces it: all fields of a GPU, and None for those that it does not support."""
-    source = ROOT / "tests" / "support" / "nvml_stub.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
-    env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
-    output = subprocess.run(_reader.COMMANDS["nvml.json"], env=env, capture_output=True, text=True, check=True).stdout
-    for directory in ("proc", "sys", "commands"):
-        (tmp_path / "host" / directory).mkdir(parents=True)
-    (tmp_path / "host" / "commands" / "nvml.json").write_text(output)
-    host = probe(tmp_path / "host")
-    first, second = host.gpus
-    assert (host.driver.version, host.driver.cuda) == ("580.126.09", "13.0")
-    assert (first.bus, first.name, first.capability) == ("0000:01:00.0", synthetic_hosts.PRO, "12.0")
-    assert (first.memory_mib, first.aperture_mib, first.power_limit, first.power_max) == (97887, 131072, 450, 600)
-    assert (first.persistence, first.state, first.temperature, first.processes) == (True, "P8", 41, 0)
-    assert first.active == ("gpu_idle", "hw_power_brake_slowdown")
-    assert (second.bus, second.capability, second.name, second.memory_mib) == ("0000:41:00.0", "12.0", None, None)
-    assert (second.persistence, second.state, second.active, second.processes, second.power_max) == (None,) * 5
-
-
-def test_gpus_without_a_driver_are_those_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        """#!/bin/sh\n[ "$2" = -x ] && echo '<log><gpu id="00000000:01:00.0"><product_name>X</product_name></gpu></log>'"""
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    host = probe()
-    assert "NVML" in host.unread["nvml.json"] and host.gpus[0].name == "X"

@@ -69,8 +69,6 @@ GOOD: dict[str, Any] = {
     "available": 250 << 20,
     "environment": {"HOME": "/root", "HF_TOKEN": "hunter2"},
     "mounts": ("/dev/nvme0n1p2 / ext4 rw 0 0", "tmpfs /dev/shm tmpfs rw 0 0"),
-    "sysctl": (0, 0),
-    "nvme": "0",
     "memlock": "unlimited",
     "stack": "unlimited",
     "dmesg": ("NVRM: loading NVIDIA UNIX Open Kernel Module",),
@@ -159,8 +157,6 @@ HOSTS: dict[str, dict[str, Any]] = {
         "aer": (90, 3, 0),
         "numa": "0-3",
         "governor": "powersave",
-        "sysctl": (60, 1),
-        "nvme": "100000",
         "environment": {
             "HOME": "/home/ann",
             "NCCL_P2P_LEVEL": "4",
@@ -170,12 +166,7 @@ HOSTS: dict[str, dict[str, Any]] = {
         },
         "mounts": ("/dev/sda2 / ext4 rw 0 0", "tank/models /models zfs rw 0 0", "tmpfs /dev/shm tmpfs rw 0 0"),
         "files": (
-            ("/sys/block/md0/md/level", "raid5"),
-            ("/sys/block/md0/md/group_thread_cnt", "0"),
-            ("/sys/block/md0/md/stripe_cache_size", "256"),
             ("/home/ann/.cache/vllm/gpu_p2p_access_cache_for_0,1,2,3.json", '{"0->0": true, "0->3": true}'),
-            "/home/ann/.cache/flashinfer/0.6.3/120f/cached_ops/x.so",
-            "/home/ann/.cache/flashinfer/0.6.6/120f/cached_ops/x.so",
             "/usr/bin/docker",
             ("/commands/docker-ps.txt", "sm120kit-a-4711\ta\t0,1\t4711.99\nsm120kit-b-4712\tb\t0\t4712.99\n"),
             ("/proc/4711/stat", "4711 (x y) S " + "0 " * 18 + "100 0"),
@@ -209,9 +200,6 @@ HOSTS: dict[str, dict[str, Any]] = {
         "files": (
             "/.dockerenv",
             "/usr/local/cuda-13.0/compat/libcuda.so.1",
-            "/usr/local/cuda-13.0/lib64/libcudart.so.12",
-            "/usr/local/cuda-13.0/lib64/libcudart.so.13",
-            "/root/.cache/flashinfer/0.6.6/120f/cached_ops/x.so",
         ),
     },
     "tuned": {
@@ -227,9 +215,6 @@ HOSTS: dict[str, dict[str, Any]] = {
         "files": (
             "/.dockerenv",
             "/usr/local/cuda-13.0/compat/libcuda.so.1",
-            ("/sys/block/md0/md/level", "raid6"),
-            ("/sys/block/md0/md/group_thread_cnt", "8"),
-            ("/sys/block/md0/md/stripe_cache_size", "32768"),
         ),
     },
     "geforce-careful": {
@@ -242,7 +227,6 @@ HOSTS: dict[str, dict[str, Any]] = {
     },
     "odd-values": {
         "driver": ("580.105.06", "Not Found"),
-        "sysctl": ("N/A", ""),
         "environment": {
             "HOME": "",
             "NCCL_P2P_LEVEL": "BOGUS",
@@ -300,8 +284,6 @@ def build(name: str, root: Path) -> Path:
     put("/proc/version", host["version"])
     put("/proc/cmdline", host["cmdline"])
     put("/proc/sys/kernel/osrelease", host["kernel"])
-    put("/proc/sys/kernel/numa_balancing", str(host["sysctl"][1]))
-    put("/proc/sys/vm/swappiness", str(host["sysctl"][0]))
     put("/proc/meminfo", f"MemTotal: {host['total']} kB\nMemFree: 1 kB\nMemAvailable: {host['available']} kB\n")
     put("/proc/self/mounts", "\n".join(host["mounts"]))
     put("/proc/self/environ", "\0".join(f"{key}={value}" for key, value in host["environment"].items()))
@@ -319,7 +301,6 @@ def build(name: str, root: Path) -> Path:
     put("/sys/devices/system/node/online", host["numa"])
     put("/sys/class/dmi/id/product_name", host["product_name"])
     put("/sys/class/dmi/id/sys_vendor", host["vendor_name"])
-    put("/sys/module/nvme_core/parameters/default_ps_max_latency_us", host["nvme"])
     put("/sys/module/pcie_aspm/parameters/policy", "[default] performance powersave")
     put("/sys/class/iommu/ivhd0/uevent")
     lines = [*host["dmesg"], f"NVRM: GPU at PCI:0000:01:00: {UUID}", f"eth0 NIC Link is Up {MAC}", f"NVRM: {MAC}"]

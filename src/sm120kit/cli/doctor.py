@@ -94,7 +94,6 @@ def doctor(
         from sm120kit.hosts.doctor.measure import measure as measure_transfers
 
         findings = with_measurements(findings, measure_transfers(host, measured.python))
-        console.info("rates are compared with figures published by others; unverified on SM120")
     is_fit = fit(findings)
     if as_json:
         console.json_data(report(host, findings, config))

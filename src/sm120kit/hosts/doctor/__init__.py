@@ -93,10 +93,10 @@ def ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def with_measurements(findings: Sequence[Finding], measured: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings with those of ``--measure``. Correct and fast transfers exclude generic problems as causes."""
+    """Findings with those of ``--measure``. Correct transfers exclude generic problems as causes."""
     if measured and all(finding.status is Status.OK for finding in measured):
         findings = [
-            replace(finding, verdict=as_information(finding.verdict, "measured: transfers are correct and fast"))
+            replace(finding, verdict=as_information(finding.verdict, "measured: transfers are correct"))
             if finding.generic and finding.verdict.impact is Impact.BREAKS
             else finding
             for finding in findings
@@ -122,7 +122,7 @@ class DoctorReport:
 def report(host: Host, findings: Sequence[Finding], configuration: str = "") -> DoctorReport:
     """The report on a host. A change of its form that breaks programs which read it increases ``schema_version``."""
     names = tuple(finding.check for finding in ranked(findings))
-    return DoctorReport(1, configuration, fit(findings), names, tuple(findings), host)
+    return DoctorReport(2, configuration, fit(findings), names, tuple(findings), host)
 
 
 def _diagnosis(check: HostCheck, host: Host) -> Diagnosis:

@@ -164,24 +164,6 @@ def _stale(cache: PeerCache, host: Host) -> bool:
 
 
 @check(
-    "kernel-cache", "cached FlashInfer kernels are of one version", Scope.GPU, f"{WIKI} daily-summaries 2026-03-17, 2026-05-03"
-)
-def kernel_cache(host: Host) -> Diagnosis:
-    if not host.kernel_caches:
-        return not_applicable("no cached FlashInfer kernels")
-    versions = sorted({cache.partition("/")[0] for cache in host.kernel_caches})
-    if len(versions) > 1:
-        return problem(
-            Impact.MINOR,
-            f"FlashInfer kernels of {', '.join(versions)}",
-            cause="an upgrade does not remove the old kernels",
-            consequence="startup may wait for a stale lock file or load kernels of another build; disk space",
-            fix="remove unused versions from ~/.cache/flashinfer/",
-        )
-    return ok(f"FlashInfer kernels of {versions[0]}")
-
-
-@check(
     "preload",
     "no preloaded library intercepts CUDA",
     Scope.GPU,
@@ -228,4 +210,4 @@ def pcie_ipc(host: Host) -> Diagnosis:
     return ok("P2P is granted, and neither IOMMU nor ACS redirects it; sm120kit tune CONFIG measures it")
 
 
-CHECKS: tuple[HostCheck, ...] = (preload, p2p_level, p2p_disable, pcie_ipc, turin_graph, allocator, peer_cache, kernel_cache)
+CHECKS: tuple[HostCheck, ...] = (preload, p2p_level, p2p_disable, pcie_ipc, turin_graph, allocator, peer_cache)

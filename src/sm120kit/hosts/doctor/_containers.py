@@ -88,19 +88,6 @@ def compat(host: Host) -> Diagnosis:
     return ok("CUDA compatibility libraries with an RTX PRO GPU")
 
 
-@check("cudart", "each CUDA toolkit has the runtime of its own version only", Scope.GPU, f"{WIKI} daily-summaries 2026-04-17")
-def cudart(host: Host) -> Diagnosis:
-    if host.container.strange_cudart:
-        return problem(
-            Impact.BREAKS,
-            ", ".join(host.container.strange_cudart),
-            cause="the libraries of a toolkit include a CUDA runtime of another major version",
-            consequence="FlashInfer or torch load both runtimes and crash",
-            fix=f"sudo rm {' '.join(host.container.strange_cudart)}",
-        )
-    return ok("no libcudart of another version")
-
-
 @check(
     "left-behind",
     "no container of a killed sm120kit serve is running",
@@ -121,4 +108,4 @@ def left_behind(host: Host) -> Diagnosis:
     return ok(f"{len(host.launched) or 'no'} containers of sm120kit serve")
 
 
-CHECKS: tuple[HostCheck, ...] = (toolkit, left_behind, shm, ulimits, compat, cudart)
+CHECKS: tuple[HostCheck, ...] = (toolkit, left_behind, shm, ulimits, compat)

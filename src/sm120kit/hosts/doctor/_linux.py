@@ -28,8 +28,6 @@ IOMMU_OFF = HostRemedy(
     "no passthrough to virtual machines and no protection from devices; above 255 CPU threads Linux uses only some",
 )
 LINK_LOST = re.compile(r"fallen off the bus|Xid \(PCI:[^)]*\): 79\b|Surprise|SurprDnErr", re.IGNORECASE)
-SYSCTL_LIMITS = {"swappiness": ("vm.swappiness", 10), "numa_balancing": ("kernel.numa_balancing", 0)}
-"""Name in ``Host.settings`` -> sysctl key and largest accepted value."""
 
 
 @check(
@@ -116,46 +114,4 @@ def aspm(host: Host) -> Diagnosis:
     return unknown("the link control registers are not readable", "sudo sm120kit doctor, or sudo lspci -vv | grep LnkCtl:")
 
 
-@check(
-    "sysctl",
-    "swappiness is at most 10 and NUMA balancing is off",
-    Scope.GPU,
-    f"{WIKI} optimization/nccl-tuning.md (host CPU tuning)",
-)
-def sysctl(host: Host) -> Diagnosis:
-    read = {name: host.settings[name] for name in SYSCTL_LIMITS if name in host.settings}
-    values = {name: int(value) for name, value in read.items() if re.fullmatch(r"-?\d+", value)}
-    command = "sysctl vm.swappiness kernel.numa_balancing"
-    if not read:
-        return unknown(host.missing_reason("/proc/sys/vm/swappiness"), command)
-    if len(values) < len(read):
-        return unknown(", ".join(f"{SYSCTL_LIMITS[name][0]} = {value!r}" for name, value in read.items()), command)
-    high = [name for name, value in values.items() if value > SYSCTL_LIMITS[name][1]]
-    if high:
-        return problem(
-            Impact.MINOR,
-            ", ".join(f"{SYSCTL_LIMITS[name][0]} = {values[name]}" for name in high),
-            cause="the distribution's default",
-            consequence="occasionally the kernel migrates or swaps a page in the middle of a step",
-            fix="; ".join(f"sudo sysctl -w {SYSCTL_LIMITS[name][0]}=0" for name in high) + " (persistent: /etc/sysctl.d/)",
-        )
-    return ok(", ".join(f"{SYSCTL_LIMITS[name][0]} = {value}" for name, value in values.items()))
-
-
-@check("nvme", "NVMe power states are off", Scope.GPU, f"{WIKI} troubleshooting/common-issues.md")
-def nvme(host: Host) -> Diagnosis:
-    latency = host.settings.get("nvme_latency")
-    if latency is None:
-        return not_applicable("no NVMe driver")
-    if latency != "0":
-        return problem(
-            Impact.MINOR,
-            f"nvme_core.default_ps_max_latency_us = {latency}",
-            cause="the kernel permits drives to enter power-saving states",
-            consequence="loading a model occasionally stalls",
-            fix=f"nvme_core.default_ps_max_latency_us=0 on the kernel command line {GRUB}",
-        )
-    return ok("power states are off")
-
-
-CHECKS: tuple[HostCheck, ...] = (iommu, hmm, aspm, sysctl, nvme)
+CHECKS: tuple[HostCheck, ...] = (iommu, hmm, aspm)

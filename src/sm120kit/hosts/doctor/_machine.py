@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.doctor._peers import p2p_unused
 from sm120kit.hosts.facts import Host
 
 TURIN_FAMILY = 26
 """CPU family of AMD Zen 5, such as EPYC 9005 "Turin" (Linux's amd.c)."""
-XGMI_KERNEL = (6, 17)
 WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 
 
@@ -84,24 +81,6 @@ def governor(host: Host) -> Diagnosis:
     return ok("governor: performance")
 
 
-@check("kernel-version", "the kernel reports the xGMI links of AMD Turin", Scope.PAIR, f"{WIKI} daily-summaries 2026-03-10")
-def kernel_version(host: Host) -> Diagnosis:
-    if host.cpu.family != TURIN_FAMILY or (host.cpu.sockets or 1) < 2:
-        return not_applicable("applies to dual-socket AMD Turin")
-    version = re.match(r"(\d+)\.(\d+)", host.kernel or "")
-    if not version:
-        return unknown(host.missing_reason("/proc/sys/kernel/osrelease"), "uname -r")
-    if (int(version[1]), int(version[2])) < XGMI_KERNEL:
-        return problem(
-            Impact.MINOR,
-            f"Linux {host.kernel} on dual-socket Turin",
-            cause="kernels before 6.17 do not report Turin's xGMI links",
-            consequence="fabric tools print UNKNOWN; traffic itself is not affected",
-            fix="Linux 6.17 or newer",
-        )
-    return ok(f"Linux {host.kernel}")
-
-
 @check("zfs", "no ZFS is mounted", Scope.GPU, f"{WIKI} troubleshooting/common-issues.md; vllm-project/vllm#31085")
 def zfs(host: Host) -> Diagnosis:
     if host.file_systems is None:
@@ -118,20 +97,4 @@ def zfs(host: Host) -> Diagnosis:
     return ok("no ZFS")
 
 
-@check("raid", "software RAID uses several threads", Scope.GPU, f"{WIKI} optimization/io-tuning.md")
-def raid(host: Host) -> Diagnosis:
-    if not host.raids:
-        return not_applicable("no RAID-5 or RAID-6 array")
-    single = [name for name, values in host.raids.items() if values["group_thread_cnt"] in ("", "0")]
-    if single:
-        return problem(
-            Impact.MINOR,
-            f"{', '.join(single)}: group_thread_cnt is 0",
-            cause="md uses one thread by default",
-            consequence="models load slowly, and writes stall for half a second",
-            fix=f"as root, in /sys/block/{single[0]}/md: echo 8 > group_thread_cnt; echo 32768 > stripe_cache_size",
-        )
-    return ok("; ".join(f"{name}: {values['group_thread_cnt']} threads" for name, values in host.raids.items()))
-
-
-CHECKS: tuple[HostCheck, ...] = (wsl2, virtual_machine, numa, governor, kernel_version, zfs, raid)
+CHECKS: tuple[HostCheck, ...] = (wsl2, virtual_machine, numa, governor, zfs)

@@ -21,7 +21,6 @@ from sm120kit.hosts.doctor._findings import (
 from sm120kit.hosts.doctor._linux import GRUB, IOMMU_OFF
 from sm120kit.hosts.doctor._peers import p2p_unused
 from sm120kit.hosts.facts import Gpu, GpuPair, Host
-from sm120kit.hosts.facts._fact_records import SWITCHED
 from sm120kit.hosts.facts._pci import ACS_REDIRECT, DEVICES
 
 WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
@@ -31,8 +30,6 @@ SLOT_LANES = 16
 """Lanes of the widest slot; a GPU with more is not expected to have them."""
 HALF_LANES, GEN4 = 8, 16.0
 """A Gen5 link with half its lanes, or a Gen4 link with all, is a property of many boards and costs some percent."""
-LARGE_SWITCH = 4
-"""GPUs below one switch from which a collapse of concurrent writes has been reported."""
 
 
 @check(
@@ -260,29 +257,4 @@ def _contradictory(pair: GpuPair) -> bool:
     return bool(pair.smi) and pair.kind != pair.smi and not str(pair.smi).startswith("NV")
 
 
-@check(
-    "posted-writes",
-    "no PCIe switch limits concurrent writes",
-    Scope.BARE_PAIR,
-    f"{WIKI} hardware/collapse-report.md (cause undetermined there)",
-)
-def posted_writes(host: Host) -> Diagnosis:
-    groups = Counter(gpu.bridges[:-1] for gpu in host.gpus if len(gpu.bridges) > 1)
-    if not any(pair.kind in SWITCHED for pair in host.pairs):
-        return not_applicable("no PCIe switch between GPUs")
-    several_sockets = len(groups) > 1 and (host.cpu.sockets or 1) > 1
-    if several_sockets or any(count >= LARGE_SWITCH for count in groups.values()):
-        return problem(
-            Impact.MINOR,
-            f"{len(groups)} switch(es) with {', '.join(str(count) for count in sorted(groups.values()))} GPUs",
-            cause="on some boards, posted writes collapse when two or more GPUs write through one switch port to another "
-            "root complex",
-            consequence="their rate falls from 37 to 2.7 GB/s (Broadcom PEX890xx, dual Turin) or from 52 to 6 (Microchip, 4 "
-            "GPUs); reads stay fast",
-            fix="sm120kit doctor --measure; if concurrent copies are slow: NCCL_ALGO=Ring, and one root switch above the "
-            "others",
-        )
-    return ok(f"{len(groups)} switch(es)")
-
-
-CHECKS: tuple[HostCheck, ...] = (acs, bar1, link_width, link_speed, aer, topology, posted_writes)
+CHECKS: tuple[HostCheck, ...] = (acs, bar1, link_width, link_speed, aer, topology)

@@ -84,10 +84,6 @@ def copies(kind: str, count: int) -> None:
             one_way=rate(kind, count, directions[:1]),
             both_ways=rate(kind, count, directions),
         )
-    half = count // 2
-    if half > 1:
-        emit(step="concurrent copies of all GPUs")
-        emit(concurrent=rate(kind, count, [(number, number + half) for number in range(half)]) / half)
 
 
 def synchronize_rank(kind: str) -> None:

@@ -79,7 +79,6 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
     groups = reader.names("/sys/class/iommu")
     return Host(
         kernel=reader.text("/proc/sys/kernel/osrelease"),
-        command_line=_system.command_line(reader),
         wsl=_system.wsl(reader),
         virtual=_system.virtual(reader),
         passthrough=_pci.passthrough(reader),
@@ -98,12 +97,9 @@ def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
         names=names,
         preloaded=_system.preloaded(reader),
         kernel_log=_system.kernel_log(reader),
-        settings={name: value for name, path in _system.SETTINGS.items() if (value := reader.text(path)) is not None},
         file_systems=_system.file_systems(reader),
-        raids=_system.raids(reader),
         guards=_system.guards(reader),
         peer_caches=_system.peer_caches(reader),
-        kernel_caches=_system.kernel_caches(reader),
         unread=reader.unread,
     )
 

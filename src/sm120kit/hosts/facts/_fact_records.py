@@ -35,7 +35,6 @@ class Bridge:
     """A PCIe port between a GPU and the CPU. ``acs`` is the ACS control register; ``has_acs`` is False without ACS."""
 
     bus: str
-    vendor: str
     link: Link
     has_acs: bool | None
     acs: int | None
@@ -110,7 +109,6 @@ class Driver:
 class Cpu:
     """CPUs. ``nodes`` is the number of NUMA nodes that are online."""
 
-    vendor: str | None
     family: int | None
     model: str | None
     sockets: int | None
@@ -122,8 +120,7 @@ class Cpu:
 class ContainerFacts:
     """Container support of a host, and limits and libraries inside a container.
 
-    ``memlock`` and ``stack`` in bytes, -1 for unlimited. ``strange_cudart`` are CUDA runtimes in a toolkit of another major
-    version.
+    ``memlock`` and ``stack`` in bytes, -1 for unlimited.
     """
 
     inside: bool
@@ -135,7 +132,6 @@ class ContainerFacts:
     memlock: int | None
     stack: int | None
     compat: tuple[str, ...]
-    strange_cudart: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -164,12 +160,11 @@ class Host:
     the engines. ``preloaded`` are file names of libraries that every program loads; ``kernel_log`` its lines on PCI.
     ``wsl`` is whether this is a kernel of WSL2.
     ``virtual`` is the hypervisor's product name, "" on bare metal; ``passthrough`` are devices bound to vfio-pci;
-    ``iommu_active`` is whether the kernel uses an IOMMU. ``file_systems`` are (mount point, type) pairs of disks; ``settings``
-    has the kernel settings by their names in ``SETTINGS``. Memory in bytes.
+    ``iommu_active`` is whether the kernel uses an IOMMU. ``file_systems`` are (mount point, type) pairs of disks.
+    Memory in bytes.
     """
 
     kernel: str | None
-    command_line: tuple[str, ...] | None
     wsl: bool | None
     virtual: str | None
     passthrough: tuple[str, ...]
@@ -188,12 +183,9 @@ class Host:
     names: tuple[str, ...]
     preloaded: tuple[str, ...]
     kernel_log: tuple[str, ...] | None
-    settings: dict[str, str]
     file_systems: tuple[tuple[str, str], ...] | None
-    raids: dict[str, dict[str, str]]
     guards: tuple[str, ...] | None
     peer_caches: tuple[PeerCache, ...]
-    kernel_caches: tuple[str, ...]
     unread: dict[str, str]
 
     def bridge(self, bus: str) -> Bridge:

@@ -1,4 +1,4 @@
-"""Read facts from NVIDIA's driver: NVML or nvidia-smi's XML, nvidia-smi's matrices, and /proc/driver/nvidia."""
+"""Read facts from NVIDIA's driver: nvidia-smi's XML and matrices, and /proc/driver/nvidia."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import re
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from pydantic import TypeAdapter
-
-from sm120kit.core.outside import parse_json
 from sm120kit.hosts.facts._fact_records import Driver
 from sm120kit.hosts.facts._reader import HostReader
 
 
 @dataclass(frozen=True)
 class ListedGpu:
-    """Facts of one GPU from NVML or nvidia-smi. Memory in MiB, power in W, temperature in degrees Celsius."""
+    """Facts of one GPU from nvidia-smi. Memory in MiB, power in W, temperature in degrees Celsius."""
 
     name: str | None
     capability: str | None
@@ -38,28 +35,7 @@ def address(text: str) -> str:
 
 
 def gpus(reader: HostReader) -> tuple[dict[str, ListedGpu], str | None, str | None]:
-    """GPUs by address, in nvidia-smi's order; the driver's version; and the newest CUDA version that it supports.
-
-    From NVML where the driver answers, else from nvidia-smi.
-    """
-    return _from_nvml(reader) or _from_smi(reader)
-
-
-def _from_nvml(reader: HostReader) -> tuple[dict[str, ListedGpu], str | None, str | None] | None:
-    text = reader.command_output("nvml.json")
-    if text is None:
-        return None
-    try:
-        inventory = parse_json(text)
-        gpus = TypeAdapter(dict[str, ListedGpu]).validate_python(inventory["gpus"])
-        driver, cuda = TypeAdapter(tuple[str | None, str | None]).validate_python((inventory["driver"], inventory["cuda"]))
-    except (ValueError, TypeError, KeyError) as error:
-        reader.unread["nvml.json"] = f"not an inventory: {type(error).__name__}"
-        return None
-    return {address(bus): gpu for bus, gpu in gpus.items()}, driver, cuda
-
-
-def _from_smi(reader: HostReader) -> tuple[dict[str, ListedGpu], str | None, str | None]:
+    """GPUs by address, in nvidia-smi's order; the driver's version; and the newest CUDA version that it supports."""
     text = reader.command_output("nvidia-smi-q.xml")
     if text is None:
         return {}, None, None

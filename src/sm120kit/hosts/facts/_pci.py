@@ -77,8 +77,7 @@ def bridge(reader: HostReader, bus: str) -> Bridge:
     """Facts of a port."""
     directory = f"{DEVICES}/{bus}"
     has_acs, control = acs(reader.raw(f"{directory}/config") or b"")
-    vendor = reader.text(f"{directory}/vendor") or ""
-    return Bridge(bus, vendor, link(reader, bus), has_acs, control, errors(reader, bus))
+    return Bridge(bus, link(reader, bus), has_acs, control, errors(reader, bus))
 
 
 def errors(reader: HostReader, bus: str) -> ErrorCounters | None:

@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import stat
-import sys
 from dataclasses import dataclass, field
 from glob import escape
 from itertools import islice
@@ -22,8 +21,6 @@ from sm120kit.core.process import Stopped, deadline, find_program, run_until
 from sm120kit.hosts.facts._redact import HOME, redacted
 
 COMMANDS = {
-    # -P: the program's directory, with modules of general names, is not searched for modules.
-    "nvml.json": (sys.executable, "-P", str(Path(__file__).with_name("nvml.py"))),
     "nvidia-smi-q.xml": ("nvidia-smi", "-q", "-x"),
     "nvidia-smi-compute-cap.csv": ("nvidia-smi", "--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader"),
     "nvidia-smi-topo-m.txt": ("nvidia-smi", "topo", "-m"),

@@ -12,21 +12,10 @@ from sm120kit.hosts.facts._fact_records import ContainerFacts, Cpu, LaunchedCont
 from sm120kit.hosts.facts._reader import HostReader
 from sm120kit.hosts.facts._redact import NAMED_VARIABLES, READ_VARIABLES
 
-SETTINGS = {
-    "swappiness": "/proc/sys/vm/swappiness",
-    "numa_balancing": "/proc/sys/kernel/numa_balancing",
-    "nvme_latency": "/sys/module/nvme_core/parameters/default_ps_max_latency_us",
-}
 PRELOAD = "/etc/ld.so.preload"
 """Libraries that the dynamic loader adds to every program (ld.so(8))."""
 GUARDS = ("earlyoom", "systemd-oomd", "nohang")
 """Daemons that kill a process before memory is exhausted."""
-
-
-def command_line(reader: HostReader) -> tuple[str, ...] | None:
-    """The kernel's command line."""
-    text = reader.text("/proc/cmdline")
-    return None if text is None else tuple(text.split())
 
 
 def wsl(reader: HostReader) -> bool | None:
@@ -72,7 +61,6 @@ def cpu(reader: HostReader) -> Cpu:
 
     family = value("cpu family")
     return Cpu(
-        value("vendor_id"),
         int(family) if family and family.isdecimal() else None,
         value("model name"),
         len(packages) or None,
@@ -117,11 +105,6 @@ def container(reader: HostReader, memory_total: int | None) -> ContainerFacts:
         memlock=_limit(limits, "Max locked memory"),
         stack=_limit(limits, "Max stack size"),
         compat=reader.glob("/usr/local/cuda*/compat/libcuda.so*"),
-        strange_cudart=tuple(
-            path
-            for path in reader.glob("/usr/local/cuda-*/lib64/libcudart.so.*")
-            if re.findall(r"\d+", path)[0] != path.rpartition("libcudart.so.")[2].split(".")[0]
-        ),
     )
 
 
@@ -217,17 +200,6 @@ def kernel_log(reader: HostReader) -> tuple[str, ...] | None:
     return None if text is None else tuple(text.splitlines())
 
 
-def raids(reader: HostReader) -> dict[str, dict[str, str]]:
-    """RAID-5 and RAID-6 arrays with their number of threads and stripe cache size."""
-    arrays = {}
-    for path in reader.glob("/sys/block/md*/md/level"):
-        directory = path.rpartition("/")[0]
-        if reader.text(path) in ("raid5", "raid6"):
-            names = ("group_thread_cnt", "stripe_cache_size")
-            arrays[path.split("/")[3]] = {name: reader.text(f"{directory}/{name}") or "" for name in names}
-    return arrays
-
-
 def guards(reader: HostReader) -> tuple[str, ...] | None:
     """The ``GUARDS`` that have a control group of systemd, and therefore run; None when control groups are not visible."""
     slice_ = "/sys/fs/cgroup/system.slice"
@@ -247,10 +219,3 @@ def peer_caches(reader: HostReader) -> tuple[PeerCache, ...]:
             verdicts = None
         caches.append(PeerCache(path, verdicts))
     return tuple(caches)
-
-
-def kernel_caches(reader: HostReader) -> tuple[str, ...]:
-    """FlashInfer's caches of compiled kernels, as ``version/archs``."""
-    cache = ".cache/flashinfer"
-    paths = reader.glob_home(f"{cache}/*/*/cached_ops")
-    return tuple(path.removeprefix(f"~/{cache}/").removesuffix("/cached_ops") for path in paths)
