@@ -148,7 +148,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
         return prepared_launch(servers.configuration, None, None)
 
     monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
-    monkeypatch.setattr(resolve, "resolve", lambda *arguments: arguments[:4])
+    monkeypatch.setattr("sm120kit.cli.serve.resolve", lambda *arguments: arguments[:4])
     monkeypatch.setattr(launch, "prepare", prepare)
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)
@@ -179,7 +179,7 @@ def test_ablation_restarts_with_and_without_the_option_in_turn(tmp_path: Path, m
         servers.start(work)
 
     monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
-    monkeypatch.setattr(resolve, "resolve", lambda configuration, *arguments: configuration)
+    monkeypatch.setattr("sm120kit.cli.serve.resolve", lambda configuration, *arguments: configuration)
     monkeypatch.setattr(launch, "prepare", lambda configuration, *arguments: prepared_launch(configuration, None, None))
     monkeypatch.setattr(launch, "run", run)
     monkeypatch.chdir(tmp_path)
@@ -206,7 +206,7 @@ def test_ablation_restarts_with_and_without_the_option_in_turn(tmp_path: Path, m
 def test_interrupted_configuration_goes_on_with_the_missing_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = LaunchedServers(tmp_path, free_port(), 0.0005)
     monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
-    monkeypatch.setattr(resolve, "resolve", lambda *arguments: None)
+    monkeypatch.setattr("sm120kit.cli.serve.resolve", lambda *arguments: None)
     monkeypatch.setattr(launch, "prepare", lambda *arguments: prepared_launch(servers.configuration, None, None))
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)

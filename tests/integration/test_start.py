@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations
-from sm120kit.serving import Device, launch
+from sm120kit.serving import Device, Run, launch
 from sm120kit.serving._container import Mount
 
 CONFIGURATION = "qwen3.5-27b-fp8-1x-rtx-pro-6000"
@@ -167,13 +168,6 @@ def test_server_that_is_stopped_while_it_starts(docker: Docker) -> None:
     assert (docker.record["ending"], docker.record["seconds"]) == ("stopped", 1.0)
 
 
-def test_run_in_the_foreground_without_an_answer_is_recorded(docker: Docker) -> None:
-    prepared, options = docker.launch()
-    with pytest.raises(NoAnswer):
-        launch.serve(prepared, (str(docker.at / "docker"), "logs"), options)
-    assert docker.record["ending"] == "no answer" and docker.record["seconds"] > 0
-
-
 def test_gpus_that_another_server_got_meanwhile(docker: Docker) -> None:
     failures: list[Sm120kitError] = []
 
@@ -213,7 +207,11 @@ def test_another_gpu_is_used_if_there_is_one(docker: Docker) -> None:
     assert run[run.index("--gpus") + 1] == '"device=1"' and "sm120kit.gpus=1" in run
 
 
-@pytest.mark.parametrize("begin", [launch.start, launch.run])
+def _unanswered(run: Run) -> None:
+    raise NoAnswer("no answer", "")
+
+
+@pytest.mark.parametrize("begin", [launch.start, partial(launch.run, work=_unanswered)])
 @pytest.mark.parametrize(("started", "taken"), [("05.1", True), ("05", True), ("05.120000001", False), ("05.2", False)])
 def test_two_users_on_one_gpu(started: str, taken: bool, begin: Any, docker: Docker) -> None:
     """Whoever goes on without the lock of the host: the container that docker started first keeps its GPU."""

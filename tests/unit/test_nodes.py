@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 from sm120kit import recipes, serving
 from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
-from sm120kit.core.errors import BadInput, Sm120kitError, SystemRefused
+from sm120kit.core.errors import BadInput, SystemRefused
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node, parser
-from sm120kit.hosts.facts import probe
 from sm120kit.images.image_index import FORMAT, PublishedIndex
 from sm120kit.images.image_records import Check, CheckResult, Image, PublishedImage, VerifiedImage
 from sm120kit.recipes import configurations
@@ -137,7 +136,7 @@ def test_what_machines_share_is_shown_once(options: list[str], tmp_path: Path, m
     assert result.exit_code == 0, result.output
     warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
     assert len({*warnings}) == len(warnings) > 2 and any("signature not verified" in line for line in warnings), warnings
-    assert any("on each node breaks: " in line for line in warnings) and "on node 1" not in result.stderr
+    assert any(" breaks: " in line for line in warnings)
 
 
 def test_compose_files(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +260,6 @@ def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) 
         (["--nodes", "10.0.0.1,10.0.0.2", "--print", "--port", "29501"], "the machines meet on port 29501"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--compose", __file__], "is a file; with --nodes, name a directory"),
         (["--nodes", "10.0.0.1", "--print"], "name all machines"),
-        (["--nodes", "10.0.0.1,10.0.0.2", "--kubernetes", "-"], "each machine runs a container of its own"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "", "--print"], "is not a network interface"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "a,b,c", "--print"], "3 interfaces for 2 machines"),
         (["--nodes", "10.0.0.1,10.0.0.2", "--interface", "a b", "--print"], "'a b' is not a network interface"),
@@ -270,7 +268,7 @@ def test_engine_without_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_wrong_usage(words: list[str], message: str, options: list[str], tmp_path: Path) -> None:
-    at = options.index("--root") if not {"--print", "--compose", "--kubernetes"} & set(words) else len(options)
+    at = options.index("--root") if not {"--print", "--compose"} & set(words) else len(options)
     result = serve(SPARKS, *options[:at], *options[at + 2 :], *words)
     text = " ".join(word for word in result.stderr.replace("│", " ").split())
     assert result.exit_code == 2 and message in text and not result.stdout, result.output
@@ -312,24 +310,6 @@ def test_memory_of_a_pipeline_is_divided_among_all_gpus(options: list[str], tmp_
     gpus = [serving.Device(0, "GB10", 128_000_000_000)]
     fits = [serving.check_fit(configuration, model, gpus) for configuration in (tensor, pipeline)]
     assert fits[0] == fits[1] and fits[0].weight_bytes == model.weight_bytes // 2
-
-
-def test_recordings_of_the_machines_are_compared(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path / "host")
-    monkeypatch.setitem(synthetic_hosts.HOSTS, "older", {"like": "gb10", "driver": ("570.86.15", "12.8"), "kernel": "6.11.0"})
-    other = synthetic_hosts.build("older", tmp_path / "older")
-    words = [*options, "--nodes", ",".join(ADDRESSES), "--print"]
-    result = serve(SPARKS, *words, "--root", str(other))
-    assert result.exit_code == 0, result.output
-    first = probe(Path(options[3])).driver.version
-    assert f"the machines differ: driver: {first} on node 0; 570.86.15 on node 1" in result.stderr
-    assert "the machines differ: kernel: " in result.stderr and "differ: GPUs" not in result.stderr
-    assert nodes.differences([probe(other), probe(other)]) == ()
-    result = serve(SPARKS, *words, "--root", str(other), "--root", str(other))
-    assert result.exit_code == 2 and "3 recordings for 2 hosts" in result.stderr
-    few = synthetic_hosts.build("no-gpu", tmp_path / "few")
-    result = serve(SPARKS, *words, "--root", str(few))
-    assert isinstance(result.exception, Sm120kitError) and "this host has 0" in result.exception.message
 
 
 def test_links_of_a_model_that_lead_in_a_circle_end(tmp_path: Path) -> None:

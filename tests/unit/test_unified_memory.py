@@ -83,9 +83,7 @@ def test_guard_stops_nothing_where_the_available_memory_is_unknown(guarded: subp
 
 def test_container_has_a_limit_and_a_guard(options: list[str], tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
-    result = CliRunner().invoke(
-        app, ["serve", *options, "--print", "--compose", str(file), "--kubernetes", str(tmp_path / "k")]
-    )
+    result = CliRunner().invoke(app, ["serve", *options, "--print", "--compose", str(file)])
     assert result.exit_code == 0, result.output
     limit = 122 * 1024 - (unified_memory.RESERVE >> 20)
     assert f"--memory={limit}m --memory-swap={limit}m" in result.stdout and unified_memory.STOPPED in result.stdout
@@ -93,9 +91,6 @@ def test_container_has_a_limit_and_a_guard(options: list[str], tmp_path: Path) -
     jsonschema.validate(document, get_builtin_schema("vendor.compose-spec"))
     (container,) = document["services"].values()
     assert container["mem_limit"] == container["memswap_limit"] == f"{limit}m"
-    deployment = next(each for each in yaml.safe_load_all((tmp_path / "k").read_text()) if each["kind"] == "Deployment")
-    (pod,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert pod["resources"]["limits"]["memory"] == f"{limit}Mi"
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sm120kit import probes, serving
 from sm120kit.cli import verify_server
+from sm120kit.cli.build import build_patched
 from sm120kit.cli.options import (
     ApiKey,
     Draft,
@@ -31,22 +33,18 @@ from sm120kit.cli.options import (
 from sm120kit.core import console, reporting
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_new
+from sm120kit.core.urls import Endpoint
+from sm120kit.core.workspace import Workspace
 from sm120kit.engines.engine import MASTER_PORT, Node
-from sm120kit.sources import Origin
-from sm120kit.sources.run_options import Options
-
-if TYPE_CHECKING:
-    from ipaddress import IPv4Address, IPv6Address
-
-    from sm120kit.core.urls import Endpoint
-    from sm120kit.core.workspace import Workspace
-    from sm120kit.engines import Node
-    from sm120kit.recipes.configurations import Configuration
-    from sm120kit.serving.answer import Answer
-    from sm120kit.serving.checkpoint import Checkpoint
-    from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
-    from sm120kit.serving.resolve import ServerLocation
-    from sm120kit.serving.served_model import ModelToServe
+from sm120kit.hosts.doctor import Impact
+from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving import answer as answers
+from sm120kit.serving import launch, model_download, nodes, unified_memory
+from sm120kit.serving.answer import Answer
+from sm120kit.serving.checkpoint import Checkpoint
+from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
+from sm120kit.serving.resolve import ServerLocation, on_node, resolve
+from sm120kit.serving.served_model import ModelToServe, ServeRequest, served_model, with_sizes
 
 HOST = Path("/")
 
@@ -84,14 +82,11 @@ class LaunchedServer(ImageIndex):
         Raises:
             Sm120kitError: see :func:`sm120kit.serving.resolve.resolve` and :func:`sm120kit.serving.launch.prepare`.
         """
-        from sm120kit.serving import launch
-        from sm120kit.serving.resolve import ServerLocation, resolve
-
         assert self.model is not None
         launch.require_model(configuration, self.model)
         resolved = resolve(configuration, self.image, self.source(), ServerLocation(self.port), workspace)
         prepared = launch.prepare(resolved, self.model, workspace)
-        return prepared, launch.LaunchOptions(workspace, self.wait, console.info)
+        return prepared, LaunchOptions(workspace, self.wait, console.info)
 
 
 @dataclass(frozen=True)
@@ -127,7 +122,6 @@ class ServerOptions:
     drop_caches: Annotated[
         bool, typer.Option("--drop-caches", help="Drop the page cache before the start, which takes memory of a DGX Spark.")
     ] = False
-    foreground: Annotated[bool, typer.Option("--foreground", help="Run until Ctrl-C.")] = False
     verify: Annotated[
         bool, typer.Option("--verify", help="Probe the server after its first answer; stop it if it answers wrongly.")
     ] = False
@@ -139,8 +133,6 @@ class ServerOptions:
         Raises:
             typer.BadParameter: the address is no IP address, or the GPUs are no different numbers.
         """
-        from sm120kit.serving.resolve import ServerLocation
-
         _address(self.listen, "--listen")
         key = key_of(self.api_key)
         if self.gpu:
@@ -175,7 +167,7 @@ class ModelSource:
     ] = ""
 
     def folder(
-        self, served: ModelToServe, check: Callable[[Checkpoint], None], *, planned: bool, offline: bool
+        self, served: ModelToServe, check: Callable[[Checkpoint], object], *, planned: bool, offline: bool
     ) -> tuple[Path, Checkpoint | None]:
         """The model's folder, downloaded unless the launch is only planned; then what the Hub has on the model.
 
@@ -184,9 +176,6 @@ class ModelSource:
         Raises:
             Sm120kitError: see :func:`sm120kit.serving.model_download.plan` and :func:`sm120kit.serving.model_download.preview`.
         """
-        from sm120kit.serving import model_download
-        from sm120kit.serving.served_model import with_sizes
-
         if folder := self.model or served.folder:
             return folder, None
         found = with_sizes(served, self.revision, offline=offline, planned=planned)
@@ -223,7 +212,6 @@ class SpannedNodes:
         str,
         typer.Option("--interface", metavar="NAME,...", help="With --nodes: the network interface of all or of each of them."),
     ] = ""
-
     rdma: Annotated[
         str,
         typer.Option("--rdma", metavar="NAME,...", help="With --nodes: their RDMA devices, see `rdma link`; default: TCP."),
@@ -239,31 +227,38 @@ class PlannedOutput(SpannedNodes):
         str,
         typer.Option("--compose", metavar="FILE|-", help="Write a compose file, with --nodes a directory of them."),
     ] = ""
-    kubernetes: Annotated[str, typer.Option("--kubernetes", metavar="FILE|-", help="Write a manifest; start nothing.")] = ""
     overwrite: Overwrite = False
-    root: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--root", metavar="DIR", help="Plan for a host that doctor recorded; with --nodes one for all, or one for each."
-        ),
-    ] = None
+    root: Annotated[Path | None, typer.Option("--root", metavar="DIR", help="Plan for a host that doctor recorded.")] = None
 
     def __bool__(self) -> bool:
-        return self.print_only or bool(self.compose or self.kubernetes)
+        return self.print_only or bool(self.compose)
+
+    def require_planned(self, server: ServerOptions) -> None:
+        """Require that options agree on whether something is started.
+
+        Raises:
+            typer.BadParameter: they do not.
+        """
+        if self and server.verify:
+            raise typer.BadParameter("nothing is started that could be probed", param_hint="--verify")
+        if self and server.drop_caches:
+            raise typer.BadParameter("nothing is started", param_hint="--drop-caches")
+        if self.root and not self:
+            raise typer.BadParameter("nothing can be started on a recorded host", param_hint="--root")
+        if server.gpu and not self:
+            raise typer.BadParameter("it plans for another machine: add --print or --compose", param_hint="--gpu")
 
     def machines(self, port: int) -> tuple[Node | None, ...]:
         """The machines, or None for this one alone.
 
         Raises:
             typer.BadParameter: an address is none that other machines can reach, or occurs twice; there is not one interface
-                for all or for each; a name is none of an RDMA device; the output is not a form for several machines; or they
-                meet on the server's ``port``.
+                for all or for each; a name is none of an RDMA device; or they meet on the server's ``port``.
         """
         if not self.nodes:
-            if self.interface:
-                raise typer.BadParameter("--interface requires --nodes", param_hint="--interface")
-            if self.rdma:
-                raise typer.BadParameter("--rdma requires --nodes", param_hint="--rdma")
+            for option, value in (("--interface", self.interface), ("--rdma", self.rdma)):
+                if value:
+                    raise typer.BadParameter(f"{option} requires --nodes", param_hint=option)
             return (None,)
         addresses = tuple(map(_node_address, self.nodes.split(",")))
         if len(addresses) == 1:
@@ -271,39 +266,17 @@ class PlannedOutput(SpannedNodes):
         if duplicates := sorted({address for address in addresses if addresses.count(address) > 1}):
             raise typer.BadParameter(f"{', '.join(duplicates)} occurs twice", param_hint="--nodes")
         names = self.interface.split(",")
-        for name in names:
-            if not re.fullmatch(r"[A-Za-z0-9_.@-]{1,15}", name):
-                message = f"{name!r} is not a network interface; `ip -brief address` lists them with their addresses"
-                raise typer.BadParameter(message, param_hint="--interface")
+        _require_names(names, r"[A-Za-z0-9_.@-]{1,15}", "--interface", "a network interface; `ip -brief address` lists them")
         if len(names) not in (1, len(addresses)):
             raise typer.BadParameter(f"{len(names)} interfaces for {len(addresses)} machines", param_hint="--interface")
         devices = tuple(self.rdma.split(",")) if self.rdma else ()
-        for device in devices:
-            if not re.fullmatch(r"[A-Za-z0-9_.-]+(:[0-9]+)?", device):
-                message = f"{device!r} is not an RDMA device, such as rocep1s0f1; `rdma link` lists them with their interfaces"
-                raise typer.BadParameter(message, param_hint="--rdma")
-        if self.kubernetes:
-            message = "each machine runs a container of its own: without --kubernetes"
-            raise typer.BadParameter(message, param_hint="--nodes")
+        _require_names(devices, r"[A-Za-z0-9_.-]+(:[0-9]+)?", "--rdma", "an RDMA device, such as rocep1s0f1; see `rdma link`")
         if self.compose not in ("", "-") and Path(self.compose).is_file():
             raise typer.BadParameter(f"{self.compose} is a file; with --nodes, name a directory", param_hint="--compose")
         if port == MASTER_PORT:
             raise typer.BadParameter(f"the machines meet on port {port}; choose another for the server", param_hint="--port")
         names *= len(addresses) // len(names)
         return tuple(Node(rank, addresses, name, devices) for rank, name in enumerate(names))
-
-    def roots(self, count: int) -> tuple[Path, ...]:
-        """The root directories of ``count`` hosts.
-
-        Raises:
-            typer.BadParameter: the options do not fit them.
-        """
-        if self.root and not self:
-            raise typer.BadParameter("nothing can be started on a recorded host", param_hint="--root")
-        given = self.root or [HOST]
-        if len(given) not in (1, count):
-            raise typer.BadParameter(f"{len(given)} recordings for {count} hosts", param_hint="--root")
-        return tuple(given * count if len(given) == 1 else given)
 
     def write(self, prepared: Sequence[PreparedLaunch], config: str) -> None:
         """Write the selected forms of the container, or of those of several nodes.
@@ -313,40 +286,32 @@ class PlannedOutput(SpannedNodes):
         Raises:
             SystemRefused: a file exists that may not be overwritten, or cannot be written.
         """
-        for option, file in (("--compose", self.compose), ("--kubernetes", self.kubernetes)):
-            for rank, launch in enumerate(prepared):
-                if file not in ("", "-"):
-                    require_new(_node_file(file, rank) if launch.service.node else Path(file), option, self.overwrite)
-        if prepared[0].service.node:
-            self._write_nodes(prepared, config)
+        spans = prepared[0].service.node is not None
+        files = [_node_file(self.compose, rank) if spans else Path(self.compose) for rank in range(len(prepared))]
+        if self.compose not in ("", "-"):
+            for file in files:
+                require_new(file, "--compose", self.overwrite)
+        if self.print_only:
+            scripts = [nodes.script(each.service, config) if spans else _docker_line(each) for each in prepared]
+            console.data("\n\n".join(scripts), credentials=True)
+        written = nodes.compose_file if spans else lambda service, config: serving.compose(service)
+        texts = [written(each.service, config) for each in prepared] if self.compose else []
+        if self.compose == "-":
+            console.data("---\n".join(texts).rstrip("\n"), credentials=True)
         else:
-            self._write_container(*prepared)
+            for file, text, each in zip(files, texts, prepared, strict=False):
+                _write(file, text, each)
         console.info("unverified on SM120")
 
-    def _write_nodes(self, prepared: Sequence[PreparedLaunch], config: str) -> None:
-        from sm120kit.serving import nodes
 
-        if self.print_only:
-            console.data("\n\n".join(nodes.script(each.service, config) for each in prepared), credentials=True)
-        files = [nodes.compose_file(each.service, config) for each in prepared] if self.compose else []
-        if self.compose == "-":
-            console.data("---\n".join(files).rstrip("\n"), credentials=True)
-        else:
-            for rank, text in enumerate(files):
-                _write(str(_node_file(self.compose, rank)), text, prepared[rank])
+def _require_names(names: Sequence[str], pattern: str, option: str, what: str) -> None:
+    for name in names:
+        if not re.fullmatch(pattern, name):
+            raise typer.BadParameter(f"{name!r} is not {what}", param_hint=option)
 
-    def _write_container(self, prepared: PreparedLaunch) -> None:
-        from sm120kit import serving
-        from sm120kit.serving import launch
 
-        if self.print_only:
-            console.data(shlex.join(serving.docker_run(prepared.service)), credentials=True)
-        if self.compose:
-            _write(self.compose, serving.compose(prepared.service), prepared)
-        if self.kubernetes:
-            _write(self.kubernetes, launch.manifest(prepared), prepared)
-            secret = f"kubectl create secret generic {serving.secret_name(prepared.service)} --from-file=api-key=/dev/stdin"
-            console.info(f"create the Secret with its API key once: openssl rand -hex 32 | tr -d '\\n' | {secret}")
+def _docker_line(prepared: PreparedLaunch) -> str:
+    return shlex.join(serving.docker_run(prepared.service))
 
 
 def _address(text: str, option: str) -> IPv4Address | IPv6Address:
@@ -396,97 +361,82 @@ def serve_(
     checkpoint and memory, starts the server, and prints a request for curl when it has answered one. The server runs until
     `sm120kit stop`, and listens on 127.0.0.1 without --listen.
     """
-    from sm120kit import serving
-    from sm120kit.cli.build import build_patched
-    from sm120kit.serving import launch, unified_memory
-    from sm120kit.serving.nodes import differences, preparation
-    from sm120kit.serving.resolve import on_node, resolve
-    from sm120kit.serving.served_model import ServeRequest, served_model
-
-    nodes = planned.machines(server.port)
-    roots = planned.roots(len(nodes))
-    if planned and server.verify:
-        raise typer.BadParameter("nothing is started that could be probed", param_hint="--verify")
-    if planned and server.drop_caches:
-        raise typer.BadParameter("nothing is started", param_hint="--drop-caches")
+    machines, root = planned.machines(server.port), planned.root or HOST
+    planned.require_planned(server)
     location = server.location()
     workspace = sources.workspace()
-    if server.gpu and not planned:
-        raise typer.BadParameter("it plans for another machine: add --print, --compose or --kubernetes", param_hint="--gpu")
     if model.model and model.revision:
         raise typer.BadParameter(f"it is for downloads; --model names {model.model}", param_hint="--revision")
+    if server.patch and server.image:
+        raise typer.BadParameter("the image is built with these patches: leave out --image", param_hint="--patch")
     words = tuple(arguments or ())
     count = server.count()
     request = ServeRequest(config, server.engine, server.gpu, server.draft, count, words, model.revision, sources.offline)
-    served = served_model(request, roots[0], planned=bool(planned))
+    served = served_model(request, root, planned=bool(planned))
     configuration = served.configuration
     if served.derived:
         show_derived(served)
-    source = images.source()
     if model.model:
         launch.require_model(configuration, model.model)
-    location = replace(location, node=nodes[0], elsewhere=bool(planned) and (served.elsewhere or location.elsewhere))
+    location = replace(location, node=machines[0], elsewhere=bool(planned) and (served.elsewhere or location.elsewhere))
     image = server.image
     if server.patch:
-        if image:
-            raise typer.BadParameter("the image is built with these patches: leave out --image", param_hint="--patch")
-        image = build_patched(configuration.engine, server.patch, Options(workspace, Origin(offline=sources.offline)))
-    first = resolve(configuration, image, source, location, workspace, root=roots[0], planned=bool(planned))
-    every = [first, *(on_node(first, node, root) for node, root in zip(nodes[1:], roots[1:], strict=True))]
-    for difference in differences([resolved.host for resolved in every]):
-        reporting.warn(f"the machines differ: {difference}")
+        image = build_patched(configuration.engine, server.patch, sources.run_options())
+    first = resolve(configuration, image, images.source(), location, workspace, root=root, planned=bool(planned))
+    every = [first, *(on_node(first, node) for node in machines[1:])]
     if not planned:
-        launch.require_daemon(every[0], workspace)
-        if len(nodes) > 1:
-            launch.require_machines(every[0], drop_caches=server.drop_caches)
-
-    def check(facts: Checkpoint) -> None:
-        for resolved in every:
-            serving.check_fit(configuration, facts, resolved.gpus)
-
-    folder, facts = model.folder(served, check, planned=bool(planned), offline=sources.offline)
+        launch.require_daemon(first, workspace)
+        if len(machines) > 1:
+            launch.require_machines(first, drop_caches=server.drop_caches)
+    folder, facts = model.folder(
+        served,
+        lambda facts: serving.check_fit(configuration, facts, first.gpus),
+        planned=bool(planned),
+        offline=sources.offline,
+    )
     launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)
     named = str(Path(config).absolute()) if config.endswith(".toml") else "" if served.derived else configuration.name
     if first.assumed:
         console.info(f"this host does not have {configuration.hardware.gpu}: planned for one that does; there, run before:")
-        for line in preparation(prepared.service, named):
+        for line in nodes.preparation(prepared.service, named):
             console.info(f"  {line}")
-    for root in dict.fromkeys(roots):
-        ranks = [rank for rank, each in enumerate(roots) if each == root]
-        where = "" if len(nodes) == 1 else f" on node {ranks[0]}" if len(ranks) == 1 else " on each node"
-        _show_problems(launches[ranks[0]], named, root, where)
+    _show_problems(prepared, named, root)
     if planned:
         planned.write(launches, named)
-        if hint := launch.missing_image(prepared, workspace):
-            console.info(hint)
-        if len(nodes) > 1:
-            _, *others = (str(mount.source) for mount in prepared.service.mounts if mount.read_only)
-            blobs = f", and the files that it links to in {' and '.join(others)}" if others else ""
-            console.info(f"each machine needs {configuration.model.repository} in {folder.resolve()}{blobs}")
-            if prepared.image:
-                console.info(f"each machine needs the image {prepared.service.image}")
-        return
+        _show_needed(prepared, folder, workspace)
+    else:
+        _start(launches, server, workspace)
+
+
+def _start(launches: Sequence[PreparedLaunch], server: ServerOptions, workspace: Workspace) -> None:
+    """Start a server, on all its machines, and show its first answer."""
     if server.drop_caches:
         unified_memory.drop_page_cache()
-    with console.status() as show:
+    with console.status() as show, ExitStack() as machines:
 
         def progress(seconds: float, line: str) -> None:
             show(f"{seconds:.0f} s  {line[:120]}")
 
-        options = launch.LaunchOptions(
-            workspace, server.wait, console.info, progress, _verify_answer if server.verify else _show_answer
-        )
-        with ExitStack() as machines:
-            if len(nodes) > 1:
-                kept = not server.foreground
-                prepared, options = machines.enter_context(launch.with_machines(launches, options, kept=kept))
-            if not server.foreground:
-                launch.start(prepared, options)
-                return
-            run = launch.run(prepared, options)
-    console.info(f"stopped after {run.seconds} s")
+        on_answer = _verify_answer if server.verify else _show_answer
+        options = LaunchOptions(workspace, server.wait, console.info, progress, on_answer)
+        prepared = launches[0]
+        if len(launches) > 1:
+            prepared, options = machines.enter_context(launch.with_machines(launches, options))
+        launch.start(prepared, options)
+
+
+def _show_needed(prepared: PreparedLaunch, folder: Path, workspace: Workspace) -> None:
+    """Show what machines need before what was written can be run."""
+    if hint := launch.missing_image(prepared, workspace):
+        console.info(hint)
+    if prepared.service.node:
+        _, *others = (str(mount.source) for mount in prepared.service.mounts if mount.read_only)
+        blobs = f", and the files that it links to in {' and '.join(others)}" if others else ""
+        console.info(f"each machine needs {prepared.configuration.model.repository} in {folder.resolve()}{blobs}")
+        if prepared.image:
+            console.info(f"each machine needs the image {prepared.service.image}")
 
 
 def show_derived(served: ModelToServe) -> None:
@@ -498,8 +448,6 @@ def show_derived(served: ModelToServe) -> None:
 
 
 def _show_answer(endpoint: Endpoint, answer: Answer) -> None:
-    from sm120kit.serving import answer as answers
-
     console.info(f"first answer after {answer.seconds:.1f} s: {answer.text!r}")
     console.data(answers.curl(endpoint, answer.model, "SM120KIT_API_KEY"))
 
@@ -510,8 +458,6 @@ def _verify_answer(endpoint: Endpoint, answer: Answer) -> None:
     Raises:
         CheckFailed: it answers wrongly.
     """
-    from sm120kit import probes
-
     _show_answer(endpoint, answer)
     verification = probes.verify(probes.VerifiedServer(endpoint, answer.model))
     verify_server.show(verification)
@@ -522,16 +468,11 @@ def _node_file(directory: str, rank: int) -> Path:
     return Path(directory) / f"node-{rank}.yaml"
 
 
-def _write(destination: str, text: str, prepared: PreparedLaunch) -> None:
-    """Write to a file, which other users cannot read if the server has an API key, or to standard output for ``-``."""
-    from sm120kit import serving
-
-    if destination == "-":
-        console.data(text.rstrip("\n"), credentials=True)
-    else:
-        secret = prepared.service.key or serving.api_key(prepared.configuration)
-        write_atomic(Path(destination), text.encode(), 0o600 if secret else 0o644)
-        console.info(f"written: {destination}")
+def _write(file: Path, text: str, prepared: PreparedLaunch) -> None:
+    """Write a file, which other users cannot read if the server has an API key."""
+    secret = prepared.service.key or serving.api_key(prepared.configuration)
+    write_atomic(file, text.encode(), 0o600 if secret else 0o644)
+    console.info(f"written: {file}")
 
 
 def _show(prepared: PreparedLaunch) -> None:
@@ -548,12 +489,10 @@ def _show(prepared: PreparedLaunch) -> None:
         console.info(line)
 
 
-def _show_problems(prepared: PreparedLaunch, config: str, root: Path, host: str) -> None:
-    """Show what doctor finds on the ``host`` at ``root``: what breaks the server as warnings."""
-    from sm120kit.hosts.doctor import Impact
-
+def _show_problems(prepared: PreparedLaunch, config: str, root: Path) -> None:
+    """Show what doctor finds on the host at ``root``: what breaks the server as warnings."""
     for finding in prepared.problems:
-        text = f"{finding.check}{host} {finding.verdict.impact}: {finding.verdict.fact}"
+        text = f"{finding.check} {finding.verdict.impact}: {finding.verdict.fact}"
         if finding.verdict.impact is Impact.BREAKS:
             reporting.warn(f"doctor: {text}; {finding.verdict.consequence}")
         else:
@@ -561,4 +500,4 @@ def _show_problems(prepared: PreparedLaunch, config: str, root: Path, host: str)
     if prepared.problems:
         recorded = ["--root", str(root)] if root != HOST else []
         command = ["sm120kit", "doctor", *[config] * bool(config), *recorded]
-        console.info(f"doctor   remedies{host}: {shlex.join(command)}")
+        console.info(f"doctor   remedies: {shlex.join(command)}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -26,24 +24,11 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
     raise Interrupted(signal.Signals(signum))
 
 
-def handled() -> tuple[signal.Signals, ...]:
-    """The signals that are not ignored: nohup(1) ignores SIGHUP, a shell SIGINT of its background jobs; they stay ignored."""
-    return tuple(number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
-
-
 def handle() -> None:
-    """Install :func:`interrupt` for every signal that is not ignored."""
-    for number in handled():
-        signal.signal(number, interrupt)
+    """Install :func:`interrupt` for every signal that is not ignored.
 
-
-@contextmanager
-def raising() -> Iterator[None]:
-    """Install :func:`interrupt` while the block runs, in place of other handlers."""
-    before = {number: signal.getsignal(number) for number in handled()}
-    handle()
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    nohup(1) ignores SIGHUP, a shell SIGINT of its background jobs; they stay ignored.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)

@@ -1,15 +1,15 @@
 """Serve a model as a configuration describes: ``(Configuration, VerifiedImage, model folder) -> Run``.
 
 ``launch`` checks everything before a start and runs the container; ``checkpoint`` reads the model folder; ``fit`` compares it
-with image and GPUs; ``container`` decides image, command and mounts; ``render`` writes them as a docker command, a compose file
-or a Kubernetes manifest, and ``nodes`` those of several machines; ``supervise`` runs any server process from start to stop;
+with image and GPUs; ``container`` decides image, command and mounts; ``render`` writes them as a docker command or a compose
+file, and ``nodes`` those of several machines; ``supervise`` runs any server process from start to stop;
 ``download`` fetches the model, ``answer`` sends a first request, ``containers`` lists and stops what was started.
 """
 
 from __future__ import annotations
 
 from sm120kit.serving._container import Placement, Service, api_key, make_service, risks
-from sm120kit.serving._render import compose, docker_run, kubernetes, secret_name
+from sm120kit.serving._render import compose, docker_run
 from sm120kit.serving._supervise import Ending, Outcome, Run, ServerProcess, port_is_free, serve
 from sm120kit.serving.fit import Device, Fit, check_fit, choose_gpus, require_architecture, require_image, select_gpus
 
@@ -27,13 +27,11 @@ __all__ = [
     "choose_gpus",
     "compose",
     "docker_run",
-    "kubernetes",
     "make_service",
     "port_is_free",
     "require_architecture",
     "require_image",
     "risks",
-    "secret_name",
     "select_gpus",
     "serve",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,10 +62,9 @@ class Service:
     address ``listen``.
 
     ``labels`` are set only on containers that launch itself starts. With ``scratch`` the root file system is read-only, except
-    for these directories and the writable mounts. ``user`` is the image's ``UID:GID``, "" if the image has none or names it.
-    ``key`` is the API key that a user gave; pods have one from a Secret instead. A ``node`` of a server that spans several
-    machines has the host's network. ``memory`` is the limit of its memory in bytes where GPUs share the host's, with a guard
-    that stops the server before the system has none; 0 elsewhere.
+    for these directories and the writable mounts. ``key`` is the API key that a user gave. A ``node`` of a server that spans
+    several machines has the host's network. ``memory`` is the limit of its memory in bytes where GPUs share the host's, with a
+    guard that stops the server before the system has none; 0 elsewhere.
     """
 
     name: str
@@ -82,7 +80,6 @@ class Service:
     listen: str = LOOPBACK
     labels: dict[str, str] = field(default_factory=dict)
     scratch: tuple[Scratch, ...] = ()
-    user: str = ""
     api_key: ApiKey = field(default_factory=lambda: ApiKey("SM120KIT_API_KEY"))
     key: str = field(default="", repr=False)
     node: Node | None = None
@@ -177,7 +174,7 @@ def make_service(
     listen = LOOPBACK if node and node.rank else placement.listen
     address = (listen, placement.port) if node else ("0.0.0.0", PORT)
     return Service(
-        name=f"sm120kit-{configuration.name}".replace(".", "-")[:63].rstrip("-"),  # the longest name of a Kubernetes Service
+        name=f"sm120kit-{configuration.name}".replace(".", "-")[:63].rstrip("-"),
         image=image_name,
         argv=(*program, *serve_arguments(configuration, mounts[0].target, address, node)),
         environment=configuration.environment | (engine.served_by.node_environment(node) if node else {}),
@@ -193,7 +190,6 @@ def make_service(
         node=node,
         memory=placement.memory,
         scratch=() if configuration.container.writable_root else scratch,
-        user=image.user if re.fullmatch(r"[0-9]+(:[0-9]+)?", image.user) else "",
         api_key=engine.served_by.api_key,
     )
 

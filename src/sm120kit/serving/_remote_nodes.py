@@ -189,8 +189,8 @@ def copied(machine: RemoteMachine, service: Service, mounts: Iterable[str], layo
 
 
 @contextmanager
-def running(services: Sequence[Service], run: str, *, kept: bool) -> Iterator[None]:
-    """Run the containers of other machines while the block runs, and if they are ``kept`` afterwards, unless it fails.
+def running(services: Sequence[Service], run: str) -> Iterator[None]:
+    """Run the containers of other machines, while the block runs and afterwards, unless it fails.
 
     They have the label :data:`RUN_LABEL` with the identifier ``run``, by which :func:`remove` finds them.
 
@@ -205,8 +205,7 @@ def running(services: Sequence[Service], run: str, *, kept: bool) -> Iterator[No
             if (done := machine.docker(*argv[1:], service=service, check=False)).returncode:
                 raise ServerFailed(f"{machine.address}: {masked(done.stderr.strip())[:500]}", "see `docker info` there")
         yield
-        if kept:
-            started.pop_all()
+        started.pop_all()
 
 
 def watched(services: Sequence[Service], progress: Callable[[float, str], None]) -> Callable[[float, str], None]:

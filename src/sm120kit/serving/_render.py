@@ -1,22 +1,16 @@
-"""Write a Service as a docker command line, a compose file or a Kubernetes manifest. Pure."""
+"""Write a Service as a docker command line or a compose file. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
-from sm120kit.recipes.arguments import PORT
-from sm120kit.serving._container import Mount, Scratch, Service
+from sm120kit.serving._container import Scratch, Service
 
 PATIENCE_SECONDS = 30
 """Time between SIGTERM and SIGKILL."""
-START_SECONDS = 3600
-"""Limit for loading weights and compiling in a pod."""
-CACHES_GIB = 50
-"""Size of the volume for compiled and tuned kernels of a pod."""
 
 
 def docker_run(service: Service, *, values: bool = True, detach: bool = False) -> tuple[str, ...]:
@@ -89,116 +83,6 @@ def compose(service: Service) -> str:
     return written_yaml({"services": {service.name: {key: value for key, value in container.items() if value not in ({}, [])}}})
 
 
-def kubernetes(service: Service) -> str:
-    """A Deployment on one node, a claim for its caches, and a Service; the API key comes from the Secret ``secret_name``.
-
-    The model folder is a path on the node. Limits such as memlock are set in the container runtime, not in a manifest.
-    """
-    label = {"app.kubernetes.io/name": service.name}
-    metadata = {"name": service.name, "labels": label}
-    models = [mount for mount in service.mounts if mount.read_only]
-    caches = [mount for mount in service.mounts if not mount.read_only]
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata,
-        "spec": {
-            "replicas": 1,
-            "strategy": {"type": "Recreate"},  # a second pod would wait for the GPUs of the first
-            "selector": {"matchLabels": label},
-            "template": {"metadata": {"labels": label}, "spec": _pod(service, models, caches)},
-        },
-    }
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata,
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{CACHES_GIB}Gi"}}},
-    }
-    network = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata,
-        "spec": {"selector": label, "ports": [{"port": PORT, "targetPort": PORT}]},
-    }
-    return "---\n".join(written_yaml(document) for document in (*([claim] if caches else []), deployment, network))
-
-
-def secret_name(service: Service) -> str:
-    """Name of the Secret whose entry ``api-key`` is the server's API key."""
-    return f"{service.name}-api-key"
-
-
-def _pod(service: Service, models: Sequence[Mount], caches: Sequence[Mount]) -> dict[str, Any]:
-    """A pod of the Pod Security Standard "restricted", except that the model is a path on the node."""
-    probe = {"httpGet": {"path": "/health", "port": PORT}}  # both engines answer it without the API key
-    user, _, group = service.user.partition(":")
-    ids = (
-        {
-            "runAsUser": int(user),
-            "runAsGroup": int(group or user),
-            "fsGroup": int(group or user),
-            "fsGroupChangePolicy": "OnRootMismatch",
-        }
-        if user
-        else {}
-    )
-    mounts = [
-        *({"name": f"model-{number}", "mountPath": mount.target, "readOnly": True} for number, mount in enumerate(models)),
-        *({"name": f"scratch-{number}", "mountPath": scratch.target} for number, scratch in enumerate(service.scratch)),
-        # One volume for all caches; the kubelet changes its group to that of the pod.
-        *({"name": "caches", "mountPath": mount.target, "subPath": mount.source.name} for mount in caches),
-        {"name": "shm", "mountPath": "/dev/shm"},
-    ]
-    memory = {"memory": f"{service.memory >> 20}Mi"} if service.memory else {}
-    container = {
-        "name": "server",
-        "image": service.image,
-        "command": [*map(_literal, service.argv), *service.api_key.arguments],
-        "env": [
-            *(
-                {"name": name, "value": _literal(value)}
-                for name, value in service.environment.items()
-                if name != service.api_key.variable
-            ),
-            {
-                "name": service.api_key.variable,
-                "valueFrom": {"secretKeyRef": {"name": secret_name(service), "key": "api-key"}},
-            },
-        ],
-        "ports": [{"containerPort": PORT}],
-        "resources": {"limits": {"nvidia.com/gpu": len(service.gpus), **memory}},
-        "startupProbe": {**probe, "periodSeconds": 10, "failureThreshold": START_SECONDS // 10},
-        "readinessProbe": {**probe, "periodSeconds": 10},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": bool(service.scratch),
-        },
-        "volumeMounts": mounts,
-    }
-    volumes = [
-        *(
-            {"name": f"model-{number}", "hostPath": {"path": str(mount.source), "type": "Directory"}}
-            for number, mount in enumerate(models)
-        ),
-        *(
-            {"name": f"scratch-{number}", "emptyDir": {"sizeLimit": f"{scratch.gib}Gi"}}
-            for number, scratch in enumerate(service.scratch)
-        ),
-        *([{"name": "caches", "persistentVolumeClaim": {"claimName": service.name}}] if caches else []),
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{service.shm_gib}Gi"}},
-    ]
-    return {
-        "terminationGracePeriodSeconds": PATIENCE_SECONDS,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [container],
-        "volumes": volumes,
-    }
-
-
 class _Yaml(yaml.SafeDumper):  # type: ignore[misc]
     """Strings other than plain words are quoted: readers of YAML 1.2 take some for numbers that PyYAML writes plain."""
 
@@ -222,8 +106,3 @@ _Yaml.add_representer(str, _string)
 def written_yaml(value: dict[str, Any]) -> str:
     """Nested tables and lists as YAML."""
     return str(yaml.dump(value, Dumper=_Yaml, sort_keys=False, width=1 << 20))
-
-
-def _literal(text: str) -> str:
-    """Escape ``$(NAME)``, which Kubernetes would expand."""
-    return text.replace("$(", "$$(")

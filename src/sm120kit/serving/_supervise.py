@@ -1,19 +1,17 @@
-"""Run a server process from start to stop: wait until ``/health`` answers, notice its death, stop it on a signal."""
+"""Run a server process for a piece of work: wait until ``/health`` answers, notice its death, stop it."""
 
 from __future__ import annotations
 
 import errno
-import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from sm120kit.core import process, signals
+from sm120kit.core import process
 from sm120kit.core.errors import Sm120kitError
 
 POLL_SECONDS = 0.25
@@ -87,47 +85,34 @@ class ServerProcess:
 
 def serve(
     server: ServerProcess,
+    work: Callable[[], None],
     *,
     progress: Callable[[float, str], None] = lambda seconds, line: None,
     on_healthy: Callable[[float], None] = lambda seconds: None,
-    work: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Start a server, wait until it is healthy, and then until it exits or a signal stops it. Call it in the main thread.
+    """Start a server, call ``work`` once it is healthy, and stop it: SIGTERM, then SIGKILL.
 
     ``progress`` gets the seconds since the start and the log's last line until the server is healthy, ``on_healthy`` the
-    seconds that took. SIGINT, SIGTERM and SIGHUP, unless they are ignored, stop the server: SIGTERM, then SIGKILL.
-
-    ``work`` is called once the server is healthy, and then the server is stopped. Signals keep their handlers meanwhile: what
-    these raise (:func:`signals.handle`), and what ``work`` raises itself, is raised after the server has ended. If the server
-    died during ``work``, an error of ``work`` is dropped and the outcome is :attr:`Ending.DIED`.
+    seconds that took. What ``work`` or a signal raises (:func:`signals.handle`) is raised after the server has ended. If the
+    server died during ``work``, an error of ``work`` is dropped and the outcome is :attr:`Ending.DIED`.
     """
     tail = _Tail(server.log)
     started = time.monotonic()
     healthy_after: float | None = None
-    running = process.background(server.argv, server.log, env=server.environment, patience=server.patience_seconds)
-    with _stop_signals(work is None) as received, running as child:
-        while True:
+    ending = Ending.DIED
+    with process.background(server.argv, server.log, env=server.environment, patience=server.patience_seconds) as child:
+        while child.poll() is None:
             seconds = time.monotonic() - started
-            if child.poll() is not None:
-                ending = Ending.DIED
+            healthy = _is_healthy(server.url)
+            progress(seconds, tail.last_line())  # after it: what is required of the running server is required of a healthy one
+            if healthy and child.poll() is None:
+                healthy_after = time.monotonic() - started
+                on_healthy(healthy_after)
+                ending = _ending_after(work, lambda: child.poll() is not None)
                 break
-            if received:
-                ending = Ending.STOPPED
+            if seconds > server.wait_seconds:
+                ending = Ending.NOT_HEALTHY
                 break
-            if healthy_after is None:
-                healthy = _is_healthy(server.url)
-                progress(
-                    seconds, tail.last_line()
-                )  # after it: what is required of the running server is required of a healthy one
-                if healthy and child.poll() is None:
-                    healthy_after = time.monotonic() - started
-                    on_healthy(healthy_after)
-                    if work is not None:
-                        ending = _ending_after(work, lambda: child.poll() is not None)
-                        break
-                elif seconds > server.wait_seconds:
-                    ending = Ending.NOT_HEALTHY
-                    break
             time.sleep(POLL_SECONDS)
     return Outcome(ending, healthy_after, time.monotonic() - started, child.poll())
 
@@ -174,19 +159,6 @@ def _is_healthy(url: str) -> bool:
             return bool(response.status == 200)
     except (OSError, ValueError):  # refused, reset, 503 while it loads, or a truncated response
         return False
-
-
-@contextmanager
-def _stop_signals(collect: bool) -> Iterator[list[int]]:
-    """A list of the stop signals received so far. Without ``collect`` no handler is installed and the list stays empty."""
-    received: list[int] = []
-    kinds = signals.handled() if collect else ()
-    before = {kind: signal.signal(kind, lambda number, frame: received.append(number)) for kind in kinds}
-    try:
-        yield received
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 class _Tail:

@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 
 from sm120kit import serving
-from sm120kit.core import process, reporting, signals
-from sm120kit.core.errors import BadRecord, NoAnswer, NotFound, ResourceUnavailable, ServerFailed
+from sm120kit.core import process, reporting
+from sm120kit.core.errors import BadRecord, NoAnswer, ResourceUnavailable, ServerFailed
 from sm120kit.core.locks import host_turn
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.secrets import masked, register
@@ -123,30 +123,15 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
     )
 
 
-def manifest(prepared: PreparedLaunch) -> str:
-    """The Kubernetes manifest of a launch.
+def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], None]) -> Run:
+    """Start a container, call ``work`` with the record of its healthy server, and stop it; see :func:`serving.serve`.
 
-    Raises:
-        NotFound: the image has no digest in a registry.
-    """
-    if prepared.image and not prepared.published:
-        raise NotFound(
-            f"{prepared.image.reference} exists only in this daemon; a cluster cannot pull it",
-            "publish it (sm120kit publish) and omit --image: then the index's digest is used",
-        )
-    return serving.kubernetes(prepared.service)
-
-
-def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], None] | None = None) -> Run:
-    """Start the container and wait until it ends. The record is written before the start, and completed at the end.
-
-    ``work`` is called with the record of the healthy server, which is stopped afterwards; see :func:`serving.serve`.
+    The record is written before the start, and completed at the end.
 
     Raises:
         ResourceUnavailable: another process listens on the port.
         ResourceUnavailable: another launched container has the GPUs, also one whose launcher was killed.
         ServerFailed: with the known errors in its log.
-        NoAnswer: see :func:`sm120kit.serving.answer.request`.
     """
     service = _with_image(prepared, prepared.service, options.workspace)
     with ExitStack() as starting:
@@ -164,13 +149,14 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
 
         argv = serving.docker_run(prepared.service, values=False)
         with server_containers.removed_at_end(record.path):
-            return serve(prepared, argv, replace(options, progress=progress), record=record, work=work)
+            return serve(prepared, argv, replace(options, progress=progress), work, record=record)
 
 
 def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
     """Start a container that outlives this process, and wait until it answers a request. Any failure removes it.
 
     Raises:
+        NoAnswer: see :func:`sm120kit.serving.answer.request`.
         Sm120kitError: see :func:`run`.
     """
     service = _with_image(prepared, prepared.service, options.workspace)
@@ -204,10 +190,8 @@ def require_machines(resolved: ResolvedLaunch, *, drop_caches: bool = False) -> 
 
 
 @contextmanager
-def with_machines(
-    launches: Sequence[PreparedLaunch], options: LaunchOptions, *, kept: bool
-) -> Iterator[tuple[PreparedLaunch, LaunchOptions]]:
-    """The launch on this machine, the first, while the containers of the others run; if they are ``kept``, afterwards, too.
+def with_machines(launches: Sequence[PreparedLaunch], options: LaunchOptions) -> Iterator[tuple[PreparedLaunch, LaunchOptions]]:
+    """The launch on this machine, the first, while the containers of the others run, which outlive the block unless it fails.
 
     Image and model are copied to them.
 
@@ -233,7 +217,7 @@ def with_machines(
         services.append(_remote_nodes.copied(machine, service, mounts, layout, first.image.image.id))
     entries = ",".join(f"{run}@{address}" for address in first.service.node.addresses[1:])
     labelled = replace(first.service, labels={_remote_nodes.NODES_LABEL: entries})
-    with _remote_nodes.running(services, run, kept=kept):
+    with _remote_nodes.running(services, run):
         watching = replace(options, progress=_remote_nodes.watched(services, options.progress))
         yield replace(first, service=labelled), watching
 
@@ -281,9 +265,9 @@ def _await_answer(prepared: PreparedLaunch, record: RunRecord, options: LaunchOp
     follow = ("docker", "logs", "--follow", service.name)
     outcome = serving.serve(
         ServerProcess(follow, service.url, record.log, options.wait_seconds, PATIENCE_SECONDS),
+        lambda: _request(service, prepared.configuration, options),
         progress=options.progress,
         on_healthy=on_healthy,
-        work=lambda: _request(service, prepared.configuration, options),
     )
     if outcome.ending is not Ending.STOPPED:  # of following the log
         code = server_containers.exit_code(service.name)
@@ -481,32 +465,23 @@ def serve(
     prepared: PreparedLaunch,
     argv: tuple[str, ...],
     options: LaunchOptions,
+    work: Callable[[Run], None],
     *,
     record: RunRecord | None = None,
-    work: Callable[[Run], None] | None = None,
 ) -> Run:
-    """Run the command line ``argv``, which serves at the service's URL, and record the run. See :func:`run`."""
+    """Run the command line ``argv``, which serves at the service's URL, for ``work``, and record the run. See :func:`run`."""
     service, record = prepared.service, record or RunRecord(prepared, options)
     record.write(argv=tuple(map(masked, argv)))
 
     def on_healthy(seconds: float) -> None:
         record.write(healthy_seconds=round(seconds, 1))
         options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
-        stop = "" if work else "; Ctrl-C stops it"
-        options.report(f"serving {prepared.configuration.model.repository} at {service.url}{stop}")
-        if work is None and options.on_answer:  # without a request, a signal stops the server as it does later
-            with signals.raising():
-                _request(service, prepared.configuration, options)
+        options.report(f"serving {prepared.configuration.model.repository} at {service.url}")
 
     options.report(f"log: {record.log}")
     server = ServerProcess(argv, service.url, record.log, options.wait_seconds, PATIENCE_SECONDS, service.variables)
     with record.completed_on_failure():
-        outcome = serving.serve(
-            server,
-            progress=options.progress,
-            on_healthy=on_healthy,
-            work=(lambda: work(record.run)) if work else None,
-        )
+        outcome = serving.serve(server, lambda: work(record.run), progress=options.progress, on_healthy=on_healthy)
     record.write(seconds=round(outcome.seconds, 1), ending=outcome.ending, exit_code=outcome.exit_code)
     options.report(f"record: {record.path}")
     if record.run.ending != Ending.STOPPED:

@@ -1,21 +1,15 @@
-"""Servers that span several machines: what each of them runs, and how the machines differ. Pure; nothing is started."""
+"""Servers that span several machines: what each of them runs. Pure; nothing is started."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sm120kit.core.errors import BadInput
 from sm120kit.engines import Node, parser
-from sm120kit.hosts.facts import Host
-from sm120kit.recipes import bases
+from sm120kit.recipes import EngineRecipe, bases
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving._container import Service
 from sm120kit.serving._render import compose, docker_run
-
-if TYPE_CHECKING:
-    from sm120kit.recipes import EngineRecipe
 
 RDMA_PACKAGE = "libibverbs1"
 """Debian package of libibverbs.so.1, which NCCL loads if it exists."""
@@ -52,21 +46,6 @@ def require_span(configuration: Configuration, engine: EngineRecipe, node: Node 
             f"the images of {engine.name} are based on {engine.base}, without {RDMA_PACKAGE}: NCCL would use TCP",
             "omit --rdma, or use a configuration for an engine whose base has it, such as debian-12-rdma",
         )
-
-
-def differences(hosts: Sequence[Host]) -> tuple[str, ...]:
-    """What the machines of a server do not have in common, one line each: GPUs, driver, CUDA version and kernel."""
-    facts = {
-        "GPUs": [", ".join(sorted({gpu.name or "unnamed GPU" for gpu in host.gpus})) for host in hosts],
-        "driver": [host.driver.version or "unknown" for host in hosts],
-        "CUDA of the driver": [host.driver.cuda or "unknown" for host in hosts],
-        "kernel": [host.kernel or "unknown" for host in hosts],
-    }
-    return tuple(
-        f"{name}: " + "; ".join(f"{value} on node {rank}" for rank, value in enumerate(values))
-        for name, values in facts.items()
-        if len(set(values)) > 1
-    )
 
 
 def preparation(service: Service, config: str) -> tuple[str, ...]:

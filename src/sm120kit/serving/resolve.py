@@ -153,14 +153,9 @@ def resolve(
     return replace(resolved, allreduce=method)
 
 
-def on_node(resolved: ResolvedLaunch, node: Node | None, root: Path) -> ResolvedLaunch:
-    """A planned launch on another of the machines that its server spans, which is like the host at ``root``.
-
-    Raises:
-        ResourceUnavailable: see :func:`resolve`.
-    """
-    moved = replace(resolved, host=probe(root), location=replace(resolved.location, node=node))
-    return _on_host(moved, root, planned=True)
+def on_node(resolved: ResolvedLaunch, node: Node | None) -> ResolvedLaunch:
+    """A launch on another of the machines that its server spans, which is like the first."""
+    return replace(resolved, location=replace(resolved.location, node=node))
 
 
 def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> ResolvedLaunch:

@@ -195,7 +195,7 @@ def test_containers_start_and_stop_together(
         def listed() -> list[str]:
             return remote.docker("ps", "--format", '{{.Names}} {{.Label "sm120kit.configuration"}}').stdout.splitlines()
 
-        with launch.with_machines(launches, options, kept=True) as (first, watching):
+        with launch.with_machines(launches, options) as (first, watching):
             assert listed() == [f"s-8000 {CONFIGURATION}"]
             assert "up" in remote.docker("logs", "s-8000").stdout
             assert "NAME=a b" in remote.docker("exec", "s-8000", "env").stdout
@@ -205,7 +205,7 @@ def test_containers_start_and_stop_together(
         server_containers.stop(server_containers.find(name))
         assert listed() == [] and server_containers.listed() == ()
 
-        with pytest.raises(ResourceUnavailable), launch.with_machines(launches, options, kept=True):
+        with pytest.raises(ResourceUnavailable), launch.with_machines(launches, options):
             raise ResourceUnavailable("the first one fails", "")
         assert listed() == [], "a start that fails leaves nothing"
 
@@ -214,7 +214,7 @@ def test_containers_start_and_stop_together(
         dying = replace(launches[1], service=ends)
         with (
             pytest.raises(ServerFailed, match=f"(?s)the container on {THERE} ended:.*out of luck"),
-            launch.with_machines([launches[0], dying], options, kept=True) as (_, watching),
+            launch.with_machines([launches[0], dying], options) as (_, watching),
         ):
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline:

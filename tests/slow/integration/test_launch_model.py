@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -53,13 +52,8 @@ def test_read_a_checkpoint_saved_by_transformers(model: Path) -> None:
 
 
 def answer_and_stop(service: serving.Service, argv: tuple[str, ...], model: str, tmp_path: Path) -> tuple[Run, str]:
-    """Launch, request 16 tokens when the server is healthy, and stop it as Ctrl-C does. The record and the log."""
+    """Launch, request 16 tokens when the server is healthy, and stop it. The record and the log."""
     answers: list[dict[str, object]] = []
-
-    def report(line: str) -> None:
-        if line.startswith("serving"):
-            answers.append(request_tokens(service.url, model))
-            os.kill(os.getpid(), signal.SIGINT)
 
     progress_lines: list[str] = []
     prepared = launch.PreparedLaunch(
@@ -71,8 +65,8 @@ def answer_and_stop(service: serving.Service, argv: tuple[str, ...], model: str,
         (),
         Source(tmp_path / "none"),  # type: ignore[arg-type]
     )
-    options = LaunchOptions(Workspace(tmp_path / "state"), 240, report, lambda seconds, line: progress_lines.append(line))
-    run = launch.serve(prepared, argv, options)
+    options = LaunchOptions(Workspace(tmp_path / "state"), 240, print, lambda seconds, line: progress_lines.append(line))
+    run = launch.serve(prepared, argv, options, lambda run: answers.append(request_tokens(service.url, model)))
     log = Path(run.log).read_text()
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [16], log  # type: ignore[index]
     assert run.ending == "stopped" and run.healthy_seconds and run.seconds and run.seconds >= run.healthy_seconds, log
