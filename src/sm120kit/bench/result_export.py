@@ -1,17 +1,17 @@
-"""Export results: the figures of their cases as CSV, Markdown or a self-contained HTML page, and charts of them."""
+"""Export results: the figures of their cases as CSV or Markdown, and charts of them."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.bench import compare_results, figures, saturation
+from sm120kit.bench import _llama_benchy as llama_benchy
+from sm120kit.bench import figures, saturation
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, Summary, summary
 from sm120kit.bench.reproduce import comparisons
 from sm120kit.bench.result_file import MeasuredCase, Result
@@ -35,17 +35,7 @@ CHARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
 FIGURES = tuple(name for name in COLUMNS if name not in ("ttfa", "chunks"))
 """The exported columns."""
 
-KINDS = (".csv", ".md", ".html", ".svg", ".png")
-
-STYLE = """:root{color-scheme:light dark}
-body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
-td,th{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #8884}
-td{white-space:nowrap}.text td{white-space:normal;overflow-wrap:anywhere}
-td:first-child,th:first-child,.text td{text-align:left}
-svg{max-width:100%;height:auto}@media(prefers-color-scheme:dark){svg{filter:invert(.9) hue-rotate(180deg)}}
-@media print{body{margin:0;max-width:none}table{display:table}svg,tr{break-inside:avoid}}"""
-"""Light or dark as the reader's system is; prints on white paper, no row or chart cut."""
+KINDS = (".benchy.json", ".benchy.csv", ".csv", ".md", ".svg", ".png")
 
 
 def exported(kind: str, named: Sequence[NamedResult]) -> bytes:
@@ -54,7 +44,12 @@ def exported(kind: str, named: Sequence[NamedResult]) -> bytes:
     Raises:
         RequirementMissing: it has charts, and matplotlib is not installed.
     """
-    writers = {".csv": as_csv, ".md": as_markdown, ".html": as_html}
+    writers = {
+        ".benchy.json": llama_benchy.as_json,
+        ".benchy.csv": llama_benchy.as_csv,
+        ".csv": as_csv,
+        ".md": as_markdown,
+    }
     return writers[kind](named).encode() if kind in writers else charts(named, kind.removeprefix("."))
 
 
@@ -108,26 +103,15 @@ def as_markdown(named: Sequence[NamedResult]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def as_html(named: Sequence[NamedResult]) -> str:
-    """One page without external resources: figures, charts by concurrency and by context, and environment.
+def chart_pages(named: Sequence[NamedResult]) -> Iterator[tuple[str, str]]:
+    """Charts over what was varied, concurrency and context depth: the name of each and its SVG.
 
     Raises:
         RequirementMissing: matplotlib is not installed.
     """
-    title = ", ".join(dict.fromkeys(result.environment.model for _, result in named))
-    parts = [f"<h1>{html.escape(title)}</h1>"]
-    for name, result in named:
-        heads, body = _table_of(result)
-        parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(figures.about(result))}</p>", _table(heads, body)]
-        parts.append(f"<ul>{''.join(f'<li>{html.escape(note)}' for note in _notes(result))}</ul>")
     for by in ("concurrency", "context depth"):
         if lines := _lines(named, by):
-            parts += [f"<h2>By {by}</h2>", _drawn(lines, by, "svg").decode()]
-    for name, result in named:
-        known = [(key, text) for key, text in compare_results.environment(result).items() if text != UNKNOWN]
-        parts += [f"<h2>Environment of {html.escape(name)}</h2>", _table(("", "value"), known, "text")]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+            yield by, _drawn(lines, by, "svg").decode()
 
 
 def _table_of(result: Result) -> tuple[list[str], list[list[str]]]:
@@ -144,13 +128,6 @@ def _table_of(result: Result) -> tuple[list[str], list[list[str]]]:
 
 def _notes(result: Result) -> list[str]:
     return [*(knee.text for knee in saturation.knees(result.cases)), *comparisons(result), *figures.notes(result)]
-
-
-def _table(heads: Sequence[str], body: Sequence[Sequence[str]], kind: str = "") -> str:
-    def row(texts: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
-
-    return f'<table class="{kind}">{row(heads, "th")}{"".join(row(texts, "td") for texts in body)}</table>'
 
 
 # ---- charts

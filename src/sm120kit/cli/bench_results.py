@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Json, Overwrite
+from sm120kit.cli.options import Html, Json, Overwrite
 from sm120kit.core import console
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_new, require_writable
@@ -26,32 +26,40 @@ def show(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Write this file instead: .csv, .md, .html with charts, .svg or .png."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write this file instead: .csv, .md, .svg, .png, or as llama-benchy does .benchy.json or .benchy.csv.",
         ),
     ] = None,
+    html: Html = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Show the figures of results, or write them as a table or a page.
+    """Show the figures of results, or write them as a table or a page with charts.
 
     They are computed from the samples.
     """
-    from sm120kit.bench import result_file
+    from sm120kit.bench import result_export, result_file
 
     if output is not None:
-        if json:
-            raise typer.BadParameter("--json prints the figures: leave out --output")
+        if json or html:
+            raise typer.BadParameter(f"--{'json' if json else 'html'} has the figures: leave out --output")
         _export(results, output, overwrite)
         return
-    render([(path.stem, result_file.read(path)) for path in results], as_json=json)
+    named = [(path.stem, result_file.read(path)) for path in results]
+    charts = list(result_export.chart_pages(named)) if html else []
+    render(named, as_json=json)
+    for by, chart in charts:
+        console.chart(f"by {by}", chart)
 
 
 def _export(results: Sequence[Path], output: Path, overwrite: bool) -> None:
     from sm120kit.bench import result_export as exports
     from sm120kit.bench import result_file
 
-    kind = output.suffix
-    if kind not in exports.KINDS:
+    kind = next((kind for kind in exports.KINDS if output.name.endswith(kind)), None)
+    if kind is None:
         raise typer.BadParameter(f"{output}: a file ends in {', '.join(exports.KINDS)}", param_hint="--output")
     require_writable(output)
     require_new(output, "--output", overwrite)
@@ -182,6 +190,9 @@ def _object(result: Result) -> dict[str, Any]:
     }
 
 
+SETUP = ("machine.", "served.", "given.", "reported.")
+"""The printed groups of the environment."""
+
 TABLES = (
     ("decode_tok_s", "total_tok_s", "output_tok_s", "acceptance"),
     ("prompt_tokens", "prefill_tok_s", "ttft", "ttft_p95", "ttfa"),
@@ -196,10 +207,9 @@ def _print(result: Result) -> None:
     from sm120kit.bench import compare_results as compare
 
     console.data(figures.about(result))
-    setup = {name: text for name, text in compare.environment(result).items() if name.startswith(("machine.", "served."))}
-    for name, text in setup.items():
-        if text != figures.UNKNOWN:
-            console.data(f"{name}: {text}")
+    setup = {name: text for name, text in compare.environment(result).items() if name.startswith(SETUP)}
+    if known := [(name, text) for name, text in setup.items() if text != figures.UNKNOWN]:
+        console.table(("environment", "value"), known)
     if unknown := [name for name, text in setup.items() if text == figures.UNKNOWN]:
         console.data(f"unknown: {compare.briefly(unknown)}")
     for number, names in enumerate(TABLES):

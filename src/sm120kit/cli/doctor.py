@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, configuration_names
+from sm120kit.cli.options import Html, Json, configuration_names
 from sm120kit.core import console
 from sm120kit.hosts.facts import probe
 from sm120kit.recipes import configurations
@@ -65,6 +65,7 @@ def doctor(
     *,
     measured: Measured,
     show_all: Annotated[bool, typer.Option("--all", help="Also list checks that do not apply.")] = False,
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
     """Diagnose why an SM12x host hangs, is slow or gives wrong results.

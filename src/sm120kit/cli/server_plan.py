@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Draft, Json, PlannedGpu, ServerArguments, ServeTarget, ServingEngine, Sources, gpu_count
+from sm120kit.cli.options import Draft, Html, Json, PlannedGpu, ServerArguments, ServeTarget, ServingEngine, Sources, gpu_count
 from sm120kit.core import console
 
 if TYPE_CHECKING:
@@ -47,7 +47,13 @@ class PlannedServer:
 
 
 def plan(
-    config: ServeTarget, arguments: ServerArguments = None, *, server: PlannedServer, sources: Sources, json: Json = False
+    config: ServeTarget,
+    arguments: ServerArguments = None,
+    *,
+    server: PlannedServer,
+    sources: Sources,
+    html: Html = None,
+    json: Json = False,
 ) -> None:
     """Print what a model needs and how it would be served.
 

@@ -82,6 +82,8 @@ class Command(TyperCommand):
         try:
             rest = super().parse_args(ctx, args)
             console.json_errors = bool(ctx.params.get("json") or ctx.params.get("as_json"))
+            if console.json_errors and ctx.params.get("html"):
+                raise typer.BadParameter("--html writes the tables that --json does not print: use one of them")
             return rest
         except typer.BadParameter as error:
             _explain(error, ctx, self.path)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import ConfigName, ImageIndex, Json, Sources
+from sm120kit.cli.options import ConfigName, Html, ImageIndex, Json, Sources
 from sm120kit.cli.serve import Image
 from sm120kit.core import console
 from sm120kit.recipes import arguments, configurations
@@ -24,6 +24,7 @@ def tune(
     image: Image = "",
     images: ImageIndex,
     sources: Sources,
+    html: Html = None,
     json: Json = False,
 ) -> None:
     """Find the fastest all-reduce that works between the GPUs of a configuration.
@@ -66,7 +67,7 @@ def tune(
     else:
         _show(record)
         console.info(f"serve {configuration.name} uses {record.best}; record: {path}")
-    console.info("unverified on SM120")
+    console.data("unverified on SM120")
 
 
 def _free_port() -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, Overwrite, ServerAccess, key_of
+from sm120kit.cli.options import Html, Json, Overwrite, ServerAccess, key_of
 from sm120kit.core import console
 from sm120kit.core.disk import require_new, require_writable
 from sm120kit.core.errors import CheckFailed, ServerFailed
@@ -72,6 +72,7 @@ class VerificationOptions:
         Path, typer.Option("--output", "-o", metavar="FILE", help="The record, with all requests and answers.")
     ] = Path("verification.json")
     overwrite: Overwrite = False
+    html: Html = None
     json: Json = False
 
 
@@ -119,7 +120,7 @@ def show(verification: ServerVerification) -> None:
     """Print the verdicts."""
     console.table(("probe", "verdict", "saw"), ((each.probe, each.verdict.value, each.saw) for each in verification.probes))
     for each in verification.probes:
-        console.info(f"{each.probe} cannot see {each.cannot_see}")
+        console.data(f"{each.probe} cannot see {each.cannot_see}")
 
 
 def require_no_fault(verification: ServerVerification, hint: str) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, Task
 
+    from sm120kit.core.report_page import Page
+
 
 _STRINGS = r"(?:\x1b[P\]X^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]*(?:\x07|\x1b\\|\x9c)"  # titles, links, clipboard
 _SEQUENCES = re.compile(
@@ -58,6 +60,8 @@ json_errors = False
 """Whether :func:`failure` also prints JSON: the command has ``--json``, and has not printed its result."""
 quiet = False
 """Whether only results and errors are printed."""
+page: Page | None = None
+"""Where results and warnings go as well."""
 
 
 @cache
@@ -103,11 +107,21 @@ def warn(message: str) -> None:
     console = _stderr()
     console.print("[bold yellow]warning:[/] ", end="")
     console.print(printable(message), markup=False)
+    if page:
+        page.line(f"warning: {printable(message)}")
 
 
 def data(text: str, *, credentials: bool = False) -> None:
     """Print a line of the result. ``credentials`` keeps them, for a command that is to be pasted."""
     print(printable(text, credentials=credentials), flush=True)
+    if page:
+        page.line(printable(text))
+
+
+def chart(title: str, svg: str) -> None:
+    """Add a chart to the page, if there is one: an SVG element of a trusted program."""
+    if page:
+        page.chart(printable(title), svg)
 
 
 def json_data(value: Any) -> None:
@@ -127,6 +141,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """
     lines = [[printable(name) for name in columns]]
     lines += [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    if page:
+        page.table(lines)
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         _plain_table(lines)
         return
