@@ -162,7 +162,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     assert result.complete and result.environment.served.configuration == CONFIGURATION
     assert sorted((case.restart, case.concurrency) for case in result.cases) == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert re.search(r"concurrency +output +context +restart", ran.output) and "[4/4]" in ran.output
-    assert f"served.lock: {'b' * 64}" in ran.output and "total tok/s" in ran.output
+    assert re.search(f"served.lock +{'b' * 64}", ran.output) and "total tok/s" in ran.output
     for option in (["--served-model-name", "x"], ["--run", "x.json"]):
         refused = CliRunner().invoke(app, ["bench", *arguments, *option])
         assert refused.exit_code == 2 and "applies only to a running server" in refused.output
@@ -372,7 +372,11 @@ def test_result_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
     assert first.looks == second.looks == 3, "the first sample, from before the case, is left out"
     assert (first.sm_mhz, first.watts, second.watts) == ((2300, 2400, 2500), (301.5, 302.5, 303.5), None)
     assert first.slowed == {"sw_power_cap": 1 / 3, "sw_thermal_slowdown": 1 / 3} and second.slowed == {}
-    assert re.search(r"machine\.driver +580\.126\.09", known.stdout) and "GPU 1: SM" in known.stdout and "slowed by nothing" in known.stdout
+    assert (
+        re.search(r"machine\.driver +580\.126\.09", known.stdout)
+        and "GPU 1: SM" in known.stdout
+        and "slowed by nothing" in known.stdout
+    )
     limited = replace(machine, power_limits_watts=(450.0, 600.0))
     other = replace(result, environment=replace(result.environment, machine=limited))
     with pytest.raises(NotComparable, match=r"machine\.power_limits_watts: 600\.0, 600\.0 / 450\.0, 600\.0"):

@@ -41,7 +41,7 @@ def as_json(named: Sequence[tuple[str, Result]]) -> str:
 
 
 def as_csv(named: Sequence[tuple[str, Result]]) -> str:
-    """The rows of one result, two for each case: prompt and answer.
+    """The rows of one result: the prompt of a case and its answer, where their total rate is known.
 
     Raises:
         BadInput: there are several, which a report cannot hold.
@@ -56,8 +56,8 @@ def as_csv(named: Sequence[tuple[str, Result]]) -> str:
         case = f"{depth} (c{run['concurrency']})" if report["max_concurrency"] > 1 else depth
         for number, test in enumerate((f"pp{run['prompt_size']}{case}", f"tg{run['response_size']}{case}")):
             known = {column: metric for column, names in METRICS.items() if (metric := run.get(names[number] or ""))}
-            values = {f"{column}_{part}": metric[part] for column, metric in known.items() for part in ("mean", "std")}
-            if values:
+            if "t_s" in known:
+                values = {f"{column}_{part}": metric[part] for column, metric in known.items() for part in ("mean", "std")}
                 writer.writerow({"model": report["model"], "test_name": test, **values})
     return text.getvalue()
 

@@ -27,7 +27,7 @@ td,th{padding:.25rem .9rem .25rem 0;text-align:left;vertical-align:top;border-bo
 td:last-child{overflow-wrap:anywhere;min-width:9rem}.n:last-child{min-width:0}th{white-space:nowrap}.n{text-align:right;white-space:nowrap}
 svg{width:100%;height:auto;background:#fff}
 @media(prefers-color-scheme:dark){svg{filter:invert(.9) hue-rotate(180deg)}}
-@media print{body{margin:0;max-width:none;font-size:11px}svg{filter:none}svg,tr{break-inside:avoid}h2{break-after:avoid}}"""
+@media print{body{margin:0;max-width:none;font-size:11px}svg{filter:none}svg,tr{break-inside:avoid}h2,h3{break-after:avoid}}"""
 """Light or dark as the reader's system is; prints on white paper, no row or chart cut."""
 
 
