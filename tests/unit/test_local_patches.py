@@ -98,6 +98,14 @@ def test_project_of_a_new_file_is_the_one_with_its_directory(path: str, prefixes
     assert [patch.project for patch in planned(site, file).local] == [project]
 
 
+@pytest.mark.parametrize("old", ["/dev/null", "a/vllm/other.py"])
+def test_new_file_that_exists_is_not_made_in_another_project(old: str, site: Site) -> None:
+    file = site.root / "new.diff"
+    file.write_text(f"--- {old}\n+++ b/vllm/other.py\n@@ -0,0 +1 @@\n+x = 1\n")
+    with pytest.raises(BadInput, match=r"vllm/other\.py exists already"):
+        planned(site, file)
+
+
 def test_missing_files_are_those_of_the_nearest_project(site: Site) -> None:
     both = {LAYERS: KERNEL, "csrc/absent.cu": KERNEL}
     file = site.root / "two.diff"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -238,6 +239,11 @@ def refused_files(tmp_path: Path) -> dict[str, tuple[bytes, str]]:
         "no context": (b"--- a/csrc/launcher.cu\n+++ b/csrc/launcher.cu\n@@ -4,0 +5 @@\n+x\n", "without context"),
         "absent": (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "x does not exist"),
         "empty": (b"", "contains no diff"),
+        "windows": ("é".encode("utf-16"), "UTF-16"),
+        "sides": (
+            b"*** a/setup.py\n--- b/setup.py\n***************\n*** 1,2 ****\n! line 1\n  x\n--- 1,2 ----\n! y\n  z\n",
+            "context",
+        ),
         "noise": (bytes(range(256)) * 40, "contains no diff"),
         "docs": (created(b"docs/x.md"), "not in this distribution"),
         "both": (
@@ -273,6 +279,19 @@ VARIANTS = {
     "less context": lambda diff: (
         diff.replace(b"@@ -17,7 +17,7 @@", b"@@ -18,5 +18,5 @@").replace(b" line 17\n", b"").replace(b" line 23\n", b"")
     ),
+    "no context": lambda diff: diff[: diff.index(b"@@ ")] + b"@@ -20 +20 @@\n-line 20\n+twenty\n",
+    "other context": lambda diff: diff.replace(b" line 17\n", b" older\n").replace(b" line 22\n", b" newer\n"),
+    "context diff": lambda diff: (
+        b"Like this:\n\n*** a/include/cutlass/builder.inl\n--- b/include/cutlass/builder.inl\n***************\n*** 17,21 ****\n"
+        b"  line 17\n  \n  line 19\n! line 20\n  line 21\n--- 17,21 ----\n  line 17\n  \n  line 19\n! twenty\n  line 21\n"
+    ),
+    "colours": lambda diff: re.sub(rb"^([-+@d].*)$", b"\x1b[1;31m\\1\x1b[m", diff, flags=re.MULTILINE),
+    "UTF-16": lambda diff: diff.decode().replace("\n", "\r\n").encode("utf-16"),
+    "byte order mark": lambda diff: b"\xef\xbb\xbf" + diff[diff.index(b"--- ") :],
+    "edited copy": lambda diff: diff[diff.index(b"--- ") :].replace(b"+++ b/include/cutlass/", b"+++ /tmp/"),
+    "copy of an installed file": lambda diff: (
+        diff[diff.index(b"--- ") :].replace(b"--- a/", b"--- /usr/lib/p/").replace(b"+++ b/include/cutlass/", b"+++ /tmp/x/")
+    ),
 }
 
 
@@ -291,6 +310,68 @@ def test_forms_of_a_diff_that_git_and_patch_take(
     patch, _ = imported(base, patch_dir.root, tmp_path / "x.diff")
     after = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     assert patch.project == "cutlass" and text_at(after, BUILDER) == changed(text_at(base, BUILDER), 20, "twenty\n")
+
+
+REPEATED = KERNEL.replace("line 10\n", "line 20\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "author", "options", "ids", "taken"),
+    [
+        (KERNEL, changed(KERNEL, 18, "x\n"), "-U3", True, True),
+        (KERNEL, changed(KERNEL, 22, "x\n"), "-U3", False, True),
+        (KERNEL, "more\n" * 5 + changed(KERNEL, 17, "x\n"), "-U3", False, True),
+        (KERNEL, changed(KERNEL, 19, "x\n"), "-U3", True, False),
+        (KERNEL * 2, KERNEL + changed(KERNEL, 18, "x\n"), "-U3", False, False),
+        (KERNEL, KERNEL, "-U0", True, True),
+        (KERNEL, "more\n" + KERNEL, "-U0", False, True),
+        (REPEATED, REPEATED, "-U0", True, True),
+        (REPEATED, REPEATED, "-U0", False, False),
+        (REPEATED, "more\n" + REPEATED, "-U0", True, False),
+    ],
+)
+def test_hunks_with_other_context_or_none_have_one_place_or_are_refused(
+    source: str, author: str, options: str, ids: bool, taken: bool, patch_dir: PatchDirectory, tmp_path: Path
+) -> None:
+    """As ``patch`` takes them, but never at one of several places; without context, the blob id decides."""
+    checkout = checkout_of(tmp_path / "r2", {**BASE, "csrc/mine.cu": source})
+    base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    upstream = Upstream(tmp_path / "u", {"csrc/mine.cu": author})
+
+    def twenty(text: str) -> str:
+        at = text.rindex("line 20\n")
+        return text[:at] + "twenty\n" + text[at + len("line 20\n") :]
+
+    upstream.commit({"csrc/mine.cu": twenty(author)}, "x")
+    change = upstream.output("diff", options, "HEAD^")
+    (tmp_path / "x.diff").write_bytes(change if ids else change[change.index(b"--- ") :])
+    if not taken:
+        with pytest.raises(PatchConflict):
+            imported(base, patch_dir.root, tmp_path / "x.diff")
+        return
+    imported(base, patch_dir.root, tmp_path / "x.diff")
+    after = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(after, "csrc/mine.cu") == twenty(source)
+
+
+@pytest.mark.parametrize("line", ["1", "15", "30"])
+def test_lines_added_without_context_belong_to_the_version_of_the_blob_id(
+    line: str, patch_dir: PatchDirectory, tmp_path: Path
+) -> None:
+    checkout = checkout_of(tmp_path / "r2", {**BASE, "csrc/mine.cu": KERNEL})
+    base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    upstream = Upstream(tmp_path / "u", {"csrc/mine.cu": KERNEL})
+    added = "first\n" + KERNEL if line == "1" else KERNEL.replace(f"line {line}\n", f"line {line}\nadded\n")
+    upstream.commit({"csrc/mine.cu": added}, "x")
+    change = upstream.output("diff", "-U0", "HEAD^")
+    plain = tmp_path / "plain.diff"
+    plain.write_bytes(change[change.index(b"--- ") :])
+    with pytest.raises(BadInput):
+        imported(base, patch_dir.root, plain)
+    (tmp_path / "x.diff").write_bytes(change)
+    imported(base, patch_dir.root, tmp_path / "x.diff")
+    after = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(after, "csrc/mine.cu") == added
 
 
 def test_a_rename_becomes_a_new_file_and_a_removed_one(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
@@ -369,7 +450,7 @@ def test_directory_is_put_before_paths(patch_dir: PatchDirectory, tree: PatchedT
 
 def test_blob_ids_merge_what_does_not_fit(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
     """A context line differs, and the source has the blob that the diff was made for: another path has it."""
-    made_for = changed(KERNEL, 18, "eighteen\n")
+    made_for = changed(KERNEL, 20, "older\n")
     checkout = checkout_of(tmp_path / "r2", {**BASE, "csrc/older.cu": made_for})
     base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
     upstream = Upstream(tmp_path / "u", {"csrc/launcher.cu": made_for})

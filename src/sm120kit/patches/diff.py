@@ -191,7 +191,7 @@ class _Reader:
             content, blob, rest, other = (new, change.new, old, change.old)
             if modes == ["deleted file"]:
                 content, blob, rest, other = (old, change.old, new, change.new)
-            actual = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+            actual = blob_id(content)
             if rest or other != _NO_BLOB or len(hunks) > 1:
                 report(f"{change.path} is a {modes[0]}, but its diff has two sides")
             elif blob != actual:
@@ -308,6 +308,11 @@ class _Reader:
         for number, line in enumerate(self.lines[self.at + 1 :], 1):
             if line and number > 1:
                 raise self.malformed(f"text follows the diff: {line[:80].decode(errors='replace')!r}", self.at + number)
+
+
+def blob_id(content: bytes) -> str:
+    """The id that git gives the content of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def path_problem(path: str) -> str:

@@ -7,7 +7,6 @@ status reports the offset.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.process import Completed
 from sm120kit.patches._conflicts import describe, explain
 from sm120kit.patches._locate import ambiguities
-from sm120kit.patches.diff import FILE_MODES, Hunk
+from sm120kit.patches.diff import FILE_MODES, Hunk, blob_id
 from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import HunkConflict, PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import load_for_tree
@@ -219,8 +218,7 @@ def _searched(
         if not hunks or not file.old.strip("0"):
             continue
         content = index.git("cat-file", "blob", f":0:{project.prefix}{file.path}").raw
-        blob = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
-        if not blob.startswith(file.old):
+        if not blob_id(content).startswith(file.old):
             searched[file.path] = dict.fromkeys(hunks, 0) | searched.get(file.path, {})
     return searched
 

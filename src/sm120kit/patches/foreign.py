@@ -19,8 +19,9 @@ from sm120kit.core.atomic_writes import write_together
 from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.patches._export import diff, parse_own, problems_after, slug_of
+from sm120kit.patches._locate import fitting_lines, has_context, merged, split_lines
 from sm120kit.patches._message import SUBJECT, complete, to_fill_in, with_defaults
-from sm120kit.patches.diff import Problem, path_problem, scan
+from sm120kit.patches.diff import Hunk, Problem, blob_id, path_problem, scan
 from sm120kit.patches.drift import steps
 from sm120kit.patches.format import Patch, normal_form, render
 from sm120kit.patches.mails import ForeignPatch
@@ -35,10 +36,16 @@ if TYPE_CHECKING:
 _BY_HAND = "apply it by hand in a directory of `sm120kit patch edit`, commit, and use `sm120kit patch export`"
 _OPTIONS = "--project names the project, --strip N and --directory DIR change the paths, --recipe chooses the version"
 _CHANGED = re.compile(rb"^--- (?!/dev/null)", re.MULTILINE)
+_BLOBS = re.compile(rb"^index [0-9a-f]{7,40}\.\.", re.MULTILINE)
 _WITHOUT_CONTEXT = re.compile(rb"^@@ -[1-9]\d*,0 \+", re.MULTILINE)
+_INDEX = re.compile(r"index ([0-9a-f]{7,40})\.\.")
+_MODE = re.compile(r"(?:new file|deleted file|old|new) mode ")
 _CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
 _NAMED = re.compile(rb"^(?:---|\+\+\+) ([^\t\n]+)", re.MULTILINE)
-_RENAMED = re.compile(r"^rename to (.*)$", re.MULTILINE)
+EXISTS = " exists already"
+"""How the reason ends where a diff creates a file that is there: elsewhere, it would create another one."""
+
+_RENAMED = re.compile(r"^(?:rename|copy) to (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -183,30 +190,46 @@ def _applied(index: GitIndex, foreign: ForeignPatch, place: Place) -> tuple[str,
     plain = index.write_tree() if result.returncode == 0 else ""
     if plain and " (offset " not in result.stderr:
         return plain, True
-    if not re.search(rb"^index [0-9a-f]{7,40}\.\.", foreign.diff, re.MULTILINE):
+    if not _BLOBS.search(foreign.diff):
         return plain, False
     index.git("read-tree", before)
-    merged = index.git(*arguments, "--3way", "-", stdin=foreign.diff, check=False)
+    merged = index.git(*arguments, "--3way", "--unidiff-zero", "-", stdin=foreign.diff, check=False)
     if merged.returncode != 0 or "Falling back to direct application" in merged.stderr:
         return plain, False
     return index.write_tree(), True
 
 
+@dataclass(frozen=True)
+class _Section:
+    """The diff of a file in the form of patch files; ``path`` is relative to the project, ``blob`` begins the old blob id."""
+
+    path: str
+    blob: str
+    text: bytes
+
+
 def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Place, patch: Patch) -> str:
-    """The tree with a diff whose hunks fit exactly one place each, though not at their lines.
+    """The tree with a diff whose hunks fit exactly one place each, though not at their lines or with all of their context.
 
     Raises:
         PatchConflict: a hunk fits no place or several, or the tree contains the diff.
     """
-    change = _normal_form(foreign, place)
-    problems: list[Problem] = []
-    scanned = scan(change, foreign.file, 1, problems, full_index=False)
     where = f"{patch.project} {place.project.version} with its series"
     hint = f"choose another --recipe, or {_BY_HAND}"
-    if problems:
-        raise PatchConflict(f"{foreign.file} does not apply to {where}: {problems[0].text}", hint)
-    patch = replace(patch, diff=change, hunks=scanned.hunks, files=scanned.files)
-    (step,) = steps(tree.checkout, tree.inside, [patch], above)
+
+    def read(sections: Sequence[_Section]) -> Patch:
+        change, problems = b"".join(section.text for section in sections), list[Problem]()
+        scanned = scan(change, foreign.file, 1, problems, full_index=False)
+        if problems:
+            raise PatchConflict(f"{foreign.file} does not apply to {where}: {problems[0].text}", hint)
+        return replace(patch, diff=change, hunks=scanned.hunks, files=scanned.files)
+
+    sections = _sections(foreign, place)
+    above, done = _merged_files(foreign, tree, above, place, (sections, read(sections).hunks))
+    rest = [section for section in sections if section.path not in done]
+    if not rest:
+        return above
+    (step,) = steps(tree.checkout, tree.inside, [read(rest)], above)
     if step.status.state is PatchState.CONFLICTS:
         raise PatchConflict(f"{foreign.file} does not apply to {where}:\n{step.status.detail}", hint)
     if step.status.state is PatchState.ALREADY_UPSTREAM:
@@ -214,8 +237,45 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
     return step.tree
 
 
-def _normal_form(foreign: ForeignPatch, place: Place) -> bytes:
-    """The hunks of a diff with headers as in patch files; paths are relative to the project."""
+def _merged_files(
+    foreign: ForeignPatch, tree: PatchedTree, above: str, place: Place, change: tuple[Sequence[_Section], Sequence[Hunk]]
+) -> tuple[str, set[str]]:
+    """The tree ``above`` with the files whose hunks git does not apply, but which have one place each; and the files' paths.
+
+    Raises:
+        PatchConflict: where a hunk without context belongs is not known.
+    """
+    repository, done = Repository(tree.checkout.repository), set[str]()
+    existing = set(repository.paths(above))
+    with repository.index(above) as index:
+        for section in change[0]:
+            path = place.project.prefix + section.path
+            hunks = [hunk for hunk in change[1] if hunk.path == section.path]
+            if path not in existing or not hunks:
+                continue
+            content = repository.read(above, path)
+            without = [hunk for hunk in hunks if not has_context(hunk)]
+            if not without and all(fitting_lines(hunk, split_lines(content)) for hunk in hunks):
+                continue
+            same = bool(section.blob) and blob_id(content).startswith(section.blob)
+            if result := merged(hunks, content, same):
+                index.replace(path, result[0])
+                done.add(section.path)
+                _report_fuzz(section.path, result[1])
+            elif without:
+                raise PatchConflict(
+                    f"{foreign.file}: hunk {without[0].number} of {section.path} has no context and fits several lines",
+                    "make it with context: git diff -U3, or diff -u",
+                )
+        return index.write_tree(), done
+
+
+def _report_fuzz(path: str, fuzz: Mapping[int, int]) -> None:
+    for number, lines in fuzz.items():
+        reporting.info(f"{path}: hunk {number} applies without {lines} lines of its context, which differ: review the result")
+
+
+def _sections(foreign: ForeignPatch, place: Place) -> list[_Section]:
     from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
     from unidiff.patch import PatchSet
 
@@ -223,22 +283,24 @@ def _normal_form(foreign: ForeignPatch, place: Place) -> bytes:
         files = PatchSet(line + "\n" for line in foreign.diff.decode("latin-1").removesuffix("\n").split("\n"))
     except UnidiffParseError as error:
         raise PatchConflict(f"{foreign.file}: {error}", _BY_HAND) from error
-    sections = (_section(each, place) for each in files if len(each))
-    return "".join(sections).encode("latin-1")
+    return [section for each in files if len(each) and (section := _section(each, place))]
 
 
-def _section(file: PatchedFile, place: Place) -> str:
+def _section(file: PatchedFile, place: Place) -> _Section | None:
     named = file.source_file if file.target_file == "/dev/null" else file.target_file
     path = "/".join(named.split("/")[place.strip :])
     if path in place.left_out:
-        return ""
+        return None
     path = (place.directory + path).removeprefix(place.project.prefix)
-    old, new = ("/dev/null" if file.is_added_file else f"a/{path}"), ("/dev/null" if file.is_removed_file else f"b/{path}")
-    modes = [line for line in map(str, file.patch_info or ()) if line.startswith(("new file mode ", "deleted file mode "))]
-    kind = "new file" if file.is_added_file else "deleted file" if file.is_removed_file else ""
-    mode = modes[0] if modes else f"{kind} mode 100644\n" if kind else ""
+    header = [str(line) for line in file.patch_info or ()]
+    blob = next((match[1] for line in header if (match := _INDEX.match(line))), "")
+    added = file.is_added_file and not blob.strip("0")
+    old, new = ("/dev/null" if added else f"a/{path}"), ("/dev/null" if file.is_removed_file else f"b/{path}")
+    kind = "new file" if added else "deleted file" if file.is_removed_file else ""
+    modes = "".join(line for line in header if _MODE.match(line)) or (f"{kind} mode 100644\n" if kind else "")
     tab = "\t" * (" " in path)
-    return f"diff --git a/{path} b/{path}\n{mode}--- {old}{tab}\n+++ {new}{tab}\n{''.join(_renumbered(file))}"
+    text = f"diff --git a/{path} b/{path}\n{modes}--- {old}{tab}\n+++ {new}{tab}\n{''.join(_renumbered(file))}"
+    return _Section(path, blob, text.encode("latin-1"))
 
 
 def _renumbered(file: PatchedFile) -> Iterator[str]:
@@ -257,7 +319,7 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[l
     Raises:
         BadInput: git does not accept it, or a path is not allowed in a patch.
     """
-    if _WITHOUT_CONTEXT.search(foreign.diff):
+    if _WITHOUT_CONTEXT.search(foreign.diff) and not _BLOBS.search(foreign.diff):
         raise BadInput(f"{foreign.file}: a hunk adds lines without context", "make it with context: git diff -U3, or diff -u")
     arguments = ("apply", f"-p{strip}")
     listed = repository.git(*arguments, "--numstat", "-z", "-", stdin=foreign.diff, check=False)
@@ -308,6 +370,8 @@ def guessed_place(foreign: ForeignPatch, tree: PatchedTree, above: str, target: 
             return place_of(foreign, tree, above, guess)
         except BadInput as error:
             problems.append(error)
+            if EXISTS in error.message:
+                break
     raise problems[0]
 
 
@@ -322,9 +386,12 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
         raise NotFound(f"no project {target.project} in the source of this recipe", f"projects: {', '.join(names)}")
     existing = set(repository.paths(above))
     refused: list[list[str]] = []
+    exists = False
     unread: list[BadInput] = []
     found: list[Place] = []
     for strip in (1, 0) if target.strip is None else (target.strip,):
+        if exists:
+            break
         try:
             paths, created = _files(foreign, repository, strip)
             named = dict(zip(paths, _files(foreign, repository, min(strip, 1))[0], strict=True))
@@ -338,7 +405,8 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
                 found.append(replace(place, strip=strip))
             elif wrong:
                 refused.append(wrong)
-    if found:
+        exists = any(EXISTS in text for wrong in refused for text in wrong)
+    if found := [place for place in found if place.known or not exists]:
         return _only(foreign, found)
     if unread and not refused:
         raise unread[0]
@@ -374,7 +442,7 @@ def _fit(
     new = [path for path in paths if path in created and path.partition("/")[0] not in tops]
     left_out = tuple(path for path in (*absent, *new) if BESIDE & {*PurePosixPath(paths[path]).parts[:-1]})
     wrong = [f"{directory}{path} does not exist" for path in absent if path not in left_out]
-    wrong += [f"{directory}{path} exists already" for path in paths if path in created and directory + path in existing]
+    wrong += [f"{directory}{path}{EXISTS}" for path in paths if path in created and directory + path in existing]
     kept = [path for path in paths if path not in left_out]
     if wrong or not kept:
         return None, wrong or [f"{path} is not in this distribution" for path in left_out[:1]]

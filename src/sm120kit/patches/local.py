@@ -16,7 +16,7 @@ from sm120kit.core.outside import read_found
 from sm120kit.patches._apply import REFS
 from sm120kit.patches._export import slug_of
 from sm120kit.patches._pulls import fetch_pull_request, find_pull_request
-from sm120kit.patches.foreign import ImportTarget, Place, applied_tree, guessed_place, of_the_source
+from sm120kit.patches.foreign import EXISTS, ImportTarget, Place, applied_tree, guessed_place, of_the_source
 from sm120kit.patches.mails import ForeignPatch, read_diffs, split_diffs
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
@@ -106,7 +106,8 @@ def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place
         except BadInput as error:
             lines = error.message.splitlines()
             problems[number] = [tree.checkout.pin.project + ":", *(lines[1:] or [f"  {lines[0]}"])]
-    usable = {number: place for number, place in places.items() if place.known} or places
+    exists = any(EXISTS in line for lines in problems.values() for line in lines)
+    usable = {number: place for number, place in places.items() if place.known} or ({} if exists else places)
     if len(usable) == 1:
         return next(iter(usable.items()))
     if usable:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
+from sm120kit.patches._diff_forms import BEGIN, unified
 from sm120kit.patches._export import CommitMessage, diff, read_message, slug_of
 from sm120kit.patches._message import AUTHOR
 from sm120kit.sources.git import Repository
@@ -21,11 +22,6 @@ from sm120kit.sources.git import Repository
 MAX_PATCHES = 200
 """Limit for the patches of one file."""
 
-_DIFF = re.compile(rb"^(?:diff --git |Index: |--- [^\n]+\n\+\+\+ )", re.MULTILINE)
-"""Where a diff begins, with a header of git, of Subversion, or without any."""
-
-_WINDOWS = re.compile(rb"^--- [^\n]*\r$", re.MULTILINE)
-_INDENTED = re.compile(rb"^([ \t]+)(?:diff --git |--- [^\n]+\n\1\+\+\+ )", re.MULTILINE)
 _MAIL = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
 _COMMIT = re.compile(rb"^commit [0-9a-f]{7,40}\b[^\n]*\n(?=(?:Merge|Author): )", re.MULTILINE)
 _HEADER = re.compile(rb"(?:From [^\n]*\n)?(?:[A-Za-z-]+: [^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\n)")
@@ -57,22 +53,13 @@ def read_diffs(file: Path) -> tuple[ForeignPatch, ...]:
 
 def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
     """The patches in the content of a file. See :func:`read_diffs`."""
-    parts = _split(_repaired(content))
+    parts = _split(unified(content, file))
     if len(parts) > MAX_PATCHES:
         raise BadInput(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")
-    found = [part for part in parts if _DIFF.search(part)]
+    found = [part for part in parts if BEGIN.search(part)]
     if not found:
         raise BadInput(f"{file} contains no diff", "make one with git diff, git format-patch or diff -u")
     return tuple(_read(file, part) for part in found)
-
-
-def _repaired(content: bytes) -> bytes:
-    """The content without what mails, terminals and Windows add to a diff, as GNU patch repairs it."""
-    if _WINDOWS.search(content):
-        content = content.replace(b"\r\n", b"\n")
-    if not _DIFF.search(content) and (indented := _INDENTED.search(content)):
-        content = re.sub(rb"^%s" % re.escape(indented[1]), b"", content, flags=re.MULTILINE)
-    return content if content.endswith(b"\n") else content + b"\n"
 
 
 def _split(content: bytes) -> list[bytes]:
@@ -107,7 +94,7 @@ def _read(file: Path, content: bytes) -> ForeignPatch:
 
 def _begin(content: bytes) -> int:
     """Where the diff begins; at the end if there is none."""
-    found = _DIFF.search(content)
+    found = BEGIN.search(content)
     return found.start() if found else len(content)
 
 

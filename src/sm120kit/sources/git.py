@@ -269,6 +269,11 @@ class GitIndex:
         """Put a file that is not executable at ``path``, in place of an existing entry."""
         self.git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{self.repository.write(content)},{path}")
 
+    def replace(self, path: str, content: bytes) -> None:
+        """Change the content of the file at ``path``, which keeps its mode."""
+        mode = self.git("ls-files", "--stage", "-z", "--", f":(literal){path}").stdout.partition(" ")[0]
+        self.git("update-index", "--cacheinfo", f"{mode},{self.repository.write(content)},{path}")
+
     def graft(self, path: str, tree: str) -> None:
         """Put a tree at ``path``, in place of existing entries."""
         self.remove(path)
