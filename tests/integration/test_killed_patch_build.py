@@ -13,17 +13,15 @@ from pathlib import Path
 
 import pytest
 from locked_engine import LAYERS, Site
-from python_base import add_python_image
-from registry_server import registry_server
+from python_base import python_base
 from small_assembly import SmallImage
 
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import _assembly, _existing_base, checks, image_inputs
+from sm120kit.images import _assembly, checks, image_inputs
 from sm120kit.images.checks import _suite_programs
-from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
@@ -54,8 +52,8 @@ def killed_before(limit: int, state: Path) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def build(directory: Path, state: Path, patch: Path, base: str) -> VerifiedImage:
-    """Fetch the base, patch the engine, pack its wheel, write the layers of a small image with it, check and tag it."""
+def build(directory: Path, state: Path, patch: Path) -> VerifiedImage:
+    """Write the base, patch the engine, pack its wheel, write the layers of a small image with it, check and tag it."""
     options = Options(Workspace.open(state), Origin(str(directory / "mirror"), offline=True))
     target = with_local(resolve("vllm-7.0", options), read_local([patch], options.origin)).engine
     assert target is not None
@@ -63,13 +61,13 @@ def build(directory: Path, state: Path, patch: Path, base: str) -> VerifiedImage
     assert repacked is not None
     small, store = SmallImage(directory, state=state.name), LocalImages(options.workspace)
     wheels = small.wheels()
-    with _existing_base.image_base(_existing_base.fetch(base, store.layout), store) as image_base:
-        ours = {path: file_sha256(path) for path in (small.ours(), repacked.wheel)}
-        setup = image_inputs.ImageSetup("vllm", "vllm-7.0", {}, {}, "7.0", ("vllm", "serve"))
-        context, *described = image_inputs.describe(setup, base, ours, [*wheels], options.workspace)
-        built = dict(zip((built.wheel for built in context.ours), ours, strict=True))
-        files = _assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
-        image, _ = _assembly.assemble(context, (described[0], described[1]), image_base, files, store.layout, options.workspace)
+    base = python_base(store.layout)
+    ours = {path: file_sha256(path) for path in (small.ours(), repacked.wheel)}
+    setup = image_inputs.ImageSetup("vllm", "vllm-7.0", {}, {}, "7.0", ("vllm", "serve"))
+    context, *described = image_inputs.describe(setup, f"python@{base.layers[0].digest}", ours, [*wheels], options.workspace)
+    built = dict(zip((built.wheel for built in context.ours), ours, strict=True))
+    files = _assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
+    image, _ = _assembly.assemble(context, (described[0], described[1]), base, files, store.layout, options.workspace)
     _suite_programs.COMMON = ()  # the small image has neither FlashInfer nor an engine that starts
     _suite_programs._suite = lambda name: directory / "suite"
     expected = checks.ExpectedImage("vllm", "", "", "", "", "", (), (), (), {}, read_all=False)
@@ -78,8 +76,8 @@ def build(directory: Path, state: Path, patch: Path, base: str) -> VerifiedImage
     return replace(report.verified, facts={})
 
 
-def run(directory: Path, state: str, base: str, limit: int) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, __file__, directory, directory / state, directory / "mine.diff", base, str(limit)]
+def run(directory: Path, state: str, limit: int) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, __file__, directory, directory / state, directory / "mine.diff", str(limit)]
     path = os.pathsep.join([*sys.path, str(Path(__file__).parents[1] / "support")])
     return subprocess.run(argv, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
 
@@ -102,23 +100,20 @@ def test_every_kill_leaves_a_state_that_the_next_build_completes(tmp_path: Path,
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite" / "checks.py").write_text("def check_nothing(expected):\n    pass\n")
     source = LocalImages(Workspace.open(tmp_path / "source"))
-    manifest = add_python_image(source.layout).digest
+    base = python_base(source.layout)
     try:
-        source.require_runtime(manifest)
+        source.require_runtime(source.layout.add_image(base.layers, base.config).digest)
     except RequirementMissing as reason:
         pytest.skip(str(reason))
-    with registry_server() as server:
-        with RegistryClient(f"{server.address}/python") as client:
-            base = f"{server.address}/python@{client.push(source.layout, manifest, 'slim')}"
-        whole = run(tmp_path, "whole", base, 0)
-        assert whole.returncode == 0, whole.stderr
-        kills = 0
-        while (done := run(tmp_path, "killed", base, kills + 1)).returncode == -signal.SIGKILL:
-            kills += 1  # the next run gets one step further than this one
-            for wheel in (tmp_path / "killed").glob("build/*/*/*.whl"):
-                assert wheel.with_name("artifacts.json").is_file()
-            require_complete(Workspace(tmp_path / "killed"))
-            assert kills < 60, done.stderr
+    whole = run(tmp_path, "whole", 0)
+    assert whole.returncode == 0, whole.stderr
+    kills = 0
+    while (done := run(tmp_path, "killed", kills + 1)).returncode == -signal.SIGKILL:
+        kills += 1  # the next run gets one step further than this one
+        for wheel in (tmp_path / "killed").glob("build/*/*/*.whl"):
+            assert wheel.with_name("artifacts.json").is_file()
+        require_complete(Workspace(tmp_path / "killed"))
+        assert kills < 60, done.stderr
     assert done.returncode == 0 and kills > 5, done.stderr
     assert json.loads(done.stdout) == json.loads(whole.stdout)
     layout = Layout(tmp_path / "killed" / "oci")
@@ -129,8 +124,8 @@ def test_every_kill_leaves_a_state_that_the_next_build_completes(tmp_path: Path,
 
 
 if __name__ == "__main__":
-    *paths, base_image, count = sys.argv[1:]
+    *paths, count = sys.argv[1:]
     root, state_directory, diff = map(Path, paths)
     killed_before(int(count), state_directory)
-    made = build(root, state_directory, diff, base_image)
+    made = build(root, state_directory, diff)
     print(json.dumps({"reference": made.reference, "content": made.image.content, "layers": made.image.layers}))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cpu_server import free_port
-from python_base import VERSION, add_python_image
+from python_base import VERSION, python_base
 from small_assembly import SmallImage
 from small_engine import ENGINE, KERNELS
 from typer.testing import CliRunner
@@ -26,7 +26,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, RequirementMissing
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import parser
-from sm120kit.images import _assembly, _existing_base, checks, delivery, image_inputs
+from sm120kit.images import _assembly, checks, delivery, image_inputs
 from sm120kit.images.checks import _suite_programs
 from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.images.local_images import LocalImages
@@ -148,11 +148,10 @@ def test_image_is_built_and_passes_the_suite(data: Path, tmp_path: Path, monkeyp
     wheels, ours, store = small.wheels(), small.ours(), LocalImages(small.workspace)
     setup = delivery.engine_setup(recipe, "f" * 64, Closure("manylinux_2_35_x86_64", VERSION, tuple(wheels), ""))
     assert setup.kind == "toy" and setup.env["SM120KIT_PORT"] == "1234" and "toy 1.0, served by: python3" in setup.usage
-    with _existing_base.image_base(add_python_image(store.layout).digest, store) as base:
-        digests = {ours: file_sha256(ours)}
-        described, text, scripts = image_inputs.describe(setup, f"base@sha256:{'a' * 64}", digests, [*wheels], small.workspace)
-        files = _assembly.wheel_files({described.ours[0].wheel: ours}, [*wheels], lambda _: [*wheels.values()])
-        image, _ = _assembly.assemble(described, (text, scripts), base, files, store.layout, small.workspace)
+    digests = {ours: file_sha256(ours)}
+    described, text, scripts = image_inputs.describe(setup, f"base@sha256:{'a' * 64}", digests, [*wheels], small.workspace)
+    files = _assembly.wheel_files({described.ours[0].wheel: ours}, [*wheels], lambda _: [*wheels.values()])
+    image, _ = _assembly.assemble(described, (text, scripts), python_base(store.layout), files, store.layout, small.workspace)
     assert image.canonical_name.startswith("sm120kit/toy:1.0-sm120kit.")
     try:
         store.require_runtime(image.id)

@@ -113,21 +113,3 @@ def _host_and_port(address: str) -> tuple[str, int]:
     """``host:port`` as the address of a socket."""
     host, _, port = address.rpartition(":")
     return host, int(port)
-
-
-def debian(directory: Path, *packages: str) -> Path:
-    """Create a tar file of a small Debian with Python and ``packages``, from which a base image is imported."""
-    root = directory / "root"
-    done = subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={','.join(['python3', *packages])}", "bookworm", str(root)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-2000:]
-    for cache in ("var/cache/apt", "var/lib/apt/lists", "var/log"):
-        shutil.rmtree(root / cache)
-        (root / cache).mkdir()
-    packed = directory / "base.tar"
-    subprocess.run(["tar", "-C", root, "--sort=name", "--mtime=@0", "--numeric-owner", "-cf", packed, "."], check=True)
-    shutil.rmtree(root)
-    return packed

@@ -1,4 +1,4 @@
-"""A base image of this machine's Python, small enough to be packed and pushed by tests."""
+"""A base of this machine's Python, small enough to be packed by tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import layers
 
-from sm120kit.images.oci import Descriptor, Layout
+from sm120kit.images._assembly import ImageBase
+from sm120kit.images.oci import Layout
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 PYTHON = Path(sys.base_prefix, "bin", f"python{VERSION}")
@@ -55,6 +56,8 @@ def python_members() -> list[layers.Member]:
     return members
 
 
-def add_python_image(layout: Layout) -> Descriptor:
-    """Store the image, with a compiler in name only."""
-    return layers.add_image(layout, [layers.packed(*python_members()), layers.packed(*ACCOUNTS, *COMPILER)], SETTINGS)
+def python_base(layout: Layout) -> ImageBase:
+    """The image as the base of another, with a compiler in name only; stored in ``layout``."""
+    image = layers.add_image(layout, [layers.packed(*python_members()), layers.packed(*ACCOUNTS, *COMPILER)], SETTINGS)
+    accounts = {Path(name).name: (content or b"").decode() for name, content, _ in ACCOUNTS}
+    return ImageBase(layout.layers(image.digest), layout.config(image.digest), accounts, (sys.executable,))

@@ -1,5 +1,5 @@
 """Fixtures for a small real image, built and verified once for all tests: patched FlashInfer with one compiled module, a CPU
-build of torch, Debian; 1.2 GB. Also its daemon, registry and base. ``conftest.py`` makes the fixtures available to all tests.
+build of torch, Debian; 1.2 GB. Also its daemon and registry. ``conftest.py`` makes the fixtures available to all tests.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,11 @@ from typing import Any
 import containers
 import pytest
 
+from sm120kit.images.oci import CONFIG, LAYER, Layout, manifest_of
+
 ROOT = Path(__file__).parents[2]
 CLOSURE = Path(__file__).with_name("image_closure.json")
+BASE = "debian-12-python"
 WITHOUT_CHECKS = Path(__file__).with_name("image_without_checks.py")
 
 
@@ -90,11 +95,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pa
 
 
 @pytest.fixture(scope="session")
-def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return containers.debian(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="session")
 def image_host(
     daemon: containers.Dockerd, built: tuple[Path, Path], data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> ImageHost:
@@ -105,33 +105,38 @@ def image_host(
     return ImageHost(built[0], root, daemon.socket, tmp_path_factory.mktemp("folder"))
 
 
-@pytest.fixture(scope="session")
-def base(image_host: ImageHost, debian: Path) -> str:
-    return import_base(image_host, debian)
+def tampered(image_host: ImageHost, image: str, command: str) -> tuple[str, str]:
+    """Run ``command`` as root in ``image`` and commit the result with the same labels and settings.
 
-
-def import_base(image_host: ImageHost, packed: Path) -> str:
-    """Import a base image and return its id."""
-    output = image_host.client.api.import_image_from_file(str(packed), repository="base", tag="test")
-    return str(json.loads(output.strip().splitlines()[-1])["status"])
-
-
-def tampered(image_host: ImageHost, image: str, command: str) -> str:
-    """Run ``command`` as root in ``image`` and commit the result with the same labels and settings; returns its id."""
-    container = image_host.client.containers.create(image, ["sh", "-c", command], user="0", network_mode="none")
+    Returns its id, of the daemon and of the state directory.
+    """
+    client, layout = image_host.client, Layout(image_host.state / "oci")
+    container = client.containers.create(image, ["sh", "-c", command], user="0", network_mode="none")
     container.start()
     assert container.wait()["StatusCode"] == 0, container.logs()
-    config = image_host.client.api.inspect_image(image)["Config"]
-    changed = container.commit(conf=config)
+    changed = container.commit(conf=client.api.inspect_image(image)["Config"])
     container.remove()
-    return str(changed.id)
+    with tempfile.TemporaryFile() as file:
+        file.writelines(changed.save())
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+
+            def read(name: str) -> bytes:
+                content = archive.extractfile(name)
+                assert content is not None
+                return content.read()
+
+            (saved,) = json.loads(read("manifest.json"))
+            layers = [layout.add_blob(read(name), LAYER) for name in saved["Layers"]]
+            config = layout.add_blob(read(saved["Config"]), CONFIG)
+    return str(changed.id), layout.image(layout.add_manifest(manifest_of(config, layers)).digest).id
 
 
 @pytest.fixture(scope="session")
-def image(image_host: ImageHost, base: str) -> str:
+def image(image_host: ImageHost) -> str:
     """The id of the image, which is not verified yet. The daemon has it, too."""
-    built = image_host.image(base).stdout.strip()
-    assert "nothing to do" in image_host.image(base).stderr
+    built = image_host.image(BASE).stdout.strip()
+    assert "nothing to do" in image_host.image(BASE).stderr
     return image_host.run("image", "load", built).stdout.strip()
 
 

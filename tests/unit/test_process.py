@@ -17,7 +17,7 @@ import pytest
 from sm120kit.core import console, process, reporting
 from sm120kit.core.errors import CommandFailed, RequirementMissing
 
-INSIDE = ("images/checks/suites/", "images/_existing_base.py")
+INSIDE = ("images/checks/suites/",)
 """Code that runs in an image."""
 
 

@@ -139,8 +139,8 @@ Base = Annotated[
     str,
     typer.Option(
         "--base",
-        metavar="NAME|NAME@DIGEST|ID",
-        help="Base: debian-12, or an image by digest or local id, not by tag; default: the recipe's.",
+        metavar="NAME",
+        help="Base, as debian-12 or debian-13; default: the recipe's.",
     ),
 ]
 DebianKeyring = Annotated[

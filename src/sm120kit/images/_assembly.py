@@ -81,14 +81,13 @@ class ImageBase:
     """What an image is built on: its layers, lowest first, and its config (OCI image-spec, config.md).
 
     ``accounts`` are the texts of its ``passwd`` and ``group``. ``python`` starts its Python, or another of the same version, on
-    this machine; in the image that is ``interpreter``.
+    this machine.
     """
 
     layers: tuple[Descriptor, ...]
     config: dict[str, Any]
     accounts: Mapping[str, str]
     python: tuple[str, ...]
-    interpreter: str = INTERPRETER
 
 
 def wheel_files(
@@ -269,9 +268,7 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
     of_nvidia = [wheel for wheel in context.locked if wheel.name.startswith(NVIDIA)]
     others = [wheel for wheel in context.locked if wheel not in of_nvidia]
     ours = [built.wheel for built in context.ours]
-    interpreter = inputs.base.interpreter
-    key = "environment" if interpreter == INTERPRETER else ["environment", interpreter]
-    yield inputs.layer("environment", key, 0, lambda layer, _: _write_venv(layer, inputs))
+    yield inputs.layer("environment", "environment", 0, lambda layer, _: _write_venv(layer, inputs))
     groups = _groups(of_nvidia, others, inputs.contents)
     stages = (of_nvidia, others, ours)
     absent = _left_out(inputs)
@@ -421,9 +418,8 @@ def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel], absent: froze
 def _write_venv(layer: LayerWriter, inputs: _Inputs) -> None:
     """Write the environment into which the wheels are installed."""
     environment: dict[str, str | None] = {name: None for name in os.environ if name.startswith("PYTHON")}
-    interpreter = inputs.base.interpreter
-    made = process.run([*inputs.base.python, "-S", "-s", "-c", _MAKE_VENV, interpreter, VENV], env=environment)
-    executable = f"executable = {interpreter.rpartition('/')[0]}/python{inputs.python.short_version}\n"
+    made = process.run([*inputs.base.python, "-S", "-s", "-c", _MAKE_VENV, INTERPRETER, VENV], env=environment)
+    executable = f"executable = {INTERPRETER.rpartition('/')[0]}/python{inputs.python.short_version}\n"
     entries: dict[str, tuple[str, str]] = json.loads(made.raw)
     for path, (kind, text) in sorted(entries.items(), key=lambda entry: entry[0].split("/")):
         if kind == "link":

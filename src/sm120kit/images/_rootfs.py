@@ -11,12 +11,13 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -25,7 +26,7 @@ from typing import IO, Any, cast
 from sm120kit.core import archives, reporting
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, Mismatch, NotTrusted
-from sm120kit.core.outside import integer, parse_json
+from sm120kit.core.outside import parse_json
 from sm120kit.core.process import Stopped
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import publish_directory
@@ -472,36 +473,15 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def user_of(sources: Sequence[UnpackedLayer], user: str) -> Mapping[str, Any]:
-    """Ids and home directory of a ``User`` setting: ``name``, ``uid``, ``name:group`` or ``uid:gid``; by default root.
+    """Ids and home directory of a ``User`` setting, ``uid`` or ``uid:gid``; by default root.
 
     Raises:
-        BadInput: the image has no user or group of that name.
+        BadInput: it names a user or group, which an image of sm120kit does not.
     """
-    name, _, group = (user or "0").partition(":")
-    accounts = [line for line in _lines(sources, "etc/passwd") if len(line) >= 6]
-    account = next((line for line in accounts if name in (line[0], line[2])), None)
-    uid = _id(account[2] if account else name)
-    if uid is None:
-        raise BadInput(f"the image has no user {name[:64]!r} with a number, as which it runs", _HINT)
-    gid = _id(group or (account[3] if account else "0"))
-    if gid is None:
-        entries = [line for line in _lines(sources, "etc/group") if len(line) >= 3 and line[0] == group]
-        gid = _id(entries[0][2]) if entries else None
-    if gid is None:
-        raise BadInput(f"the image has no group {group[:64]!r} with a number, as which it runs", _HINT)
-    return {"uid": uid, "gid": gid, "home": account[5] if account else "/"}
-
-
-def _id(text: str) -> int | None:
-    """The number of a user or group, None if it is none."""
-    with suppress(ValueError):
-        number = integer(text)
-        return number if 0 <= number < 2**32 - 1 else None
-    return None
-
-
-def _lines(sources: Sequence[UnpackedLayer], path: str) -> list[list[str]]:
-    entry = find(sources, path)
-    if entry is None or entry.source.is_symlink() or not entry.source.is_file():
-        return []
-    return [line.split(":") for line in entry.source.read_text(errors="replace").splitlines()]
+    if not re.fullmatch(r"([0-9]{1,9}(:[0-9]{1,9})?)?", user):
+        raise BadInput(f"the image runs as {user[:64]!r}, no user and group with numbers", _HINT)
+    uid, _, gid = (user or "0").partition(":")
+    entry = find(sources, "etc/passwd")
+    text = entry.source.read_text(errors="replace") if entry and not entry.below and not entry.source.is_symlink() else ""
+    homes = {line.split(":")[2]: line.split(":")[5] for line in text.splitlines() if line.count(":") >= 6}
+    return {"uid": int(uid), "gid": int(gid or 0), "home": homes.get(uid, "/")}

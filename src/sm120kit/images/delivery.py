@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm120kit import recipes, sources
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import NotFound, RequirementMissing
-from sm120kit.images import _assembly
-from sm120kit.images import _base as base_layers
+from sm120kit.images import _assembly, _base
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images.image_records import Image, ImageContext
 from sm120kit.images.local_images import LocalImages
@@ -41,20 +39,16 @@ class ImageBuild:
 def complete(base: str, recipe: recipes.Recipe) -> str:
     """The base that is requested, or that of the recipe. Nothing is fetched.
 
-    ``base`` is a base of ``recipes/bases/``, an image by digest or local id, or empty.
-
     Raises:
-        NotFound: neither the recipe nor the request names a base, or it is a tag.
+        NotFound: neither the recipe nor the request names one of ``recipes/bases/``.
     """
-    base = base or recipe.base_image or recipe.base or ""
-    if not base:
-        raise NotFound(
-            f"no base: neither {recipe.name} nor --base names one",
-            f"--base {'|'.join(bases.of_images())}, or an image as name@sha256:<digest> or id; without an"
-            f" image: sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
-        )
+    base = base or recipe.base or ""
     if base not in bases.of_images():
-        contexts.require_pinned(base)
+        raise NotFound(
+            f"there is no base {base!r}" if base else f"no base: neither {recipe.name} nor --base names one",
+            f"--base {'|'.join(bases.of_images())}; without an image:"
+            f" sm120kit build {recipe.name.replace('-', '@', 1)} --to pack",
+        )
     return base
 
 
@@ -65,49 +59,26 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
     its programs can run here, and there is disk space for the image.
 
     Raises:
-        NotFound: see :func:`complete`; or neither daemon nor registry has the base.
+        NotFound: see :func:`complete`.
         Mismatch: the base is not locked for this machine.
-        RequirementMissing: this system does not permit to run the checks without a daemon; the image is for another machine
-            and not on a base of ``recipes/bases/``; or an image as base lacks what the wheels need.
-        DaemonUnreachable: the base is a local id, and no daemon responds.
+        RequirementMissing: this system does not permit to run the checks without a daemon; or the image is for another machine
+            and has kernels of b12x.
         FetchFailed, ResourceUnavailable and others: base or wheels cannot be fetched or stored.
     """
-    base = complete(base, recipe)
-    foreign = closure.machine != platform.machine()
-    if foreign and base not in bases.of_images():
-        raise RequirementMissing(
-            f"{recipe.name} is for {closure.machine}; an image as base is for this machine, {platform.machine()}",
-            f"--base {'|'.join(bases.of_images())}",
-        )
-    if foreign and recipe.b12x:
+    base, workspace = complete(base, recipe), options.workspace
+    if (foreign := closure.machine != platform.machine()) and recipe.b12x:
         raise RequirementMissing(
             f"{recipe.name} compiles kernels of b12x in its image, which is not done in an emulator on {platform.machine()}",
             f"build it on a machine for {closure.machine}",
         )
-    if base not in bases.of_images():
-        from sm120kit.images import _existing_base
-
-        _existing_base.require_available(base, LocalImages(options.workspace).layout)
     needed = compiling_bytes + missing_bytes(base, closure, options)
-    require_disk(options.workspace.root, needed, f"everything that the image of {recipe.name} needs")
-    _prepare_layers(base, closure, options, recipe)
-    return base
-
-
-def _prepare_layers(base: str, closure: Closure, options: Options, recipe: recipes.Recipe) -> None:
-    workspace, store = options.workspace, LocalImages(options.workspace)
-    if base in bases.of_images():
-        if closure.machine != platform.machine():
-            cross_tools(closure.machine, options)
-        store.require_runtime(base_layers.debian_image(base, closure.machine, options)[1].partition("@")[2])
-    else:
-        from sm120kit.images import _existing_base
-
-        programs = _existing_base.inspect(_existing_base.fetch(base, store.layout), store)
-        _existing_base.require_suitable(base, programs, closure, compiles=recipe.delivers_image)
-    missing = sources.unfetched(closure.wheels, workspace)
-    if missing:
+    require_disk(workspace.root, needed, f"everything that the image of {recipe.name} needs")
+    if foreign:
+        cross_tools(closure.machine, options)
+    LocalImages(workspace).require_runtime(_base.debian_image(base, closure.machine, options)[1].partition("@")[2])
+    if missing := sources.unfetched(closure.wheels, workspace):
         sources.wheelhouse(missing, workspace, options.origin)
+    return base
 
 
 def missing_bytes(base: str, closure: Closure, options: Options) -> int:
@@ -116,8 +87,11 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     The sizes of wheels are those that their index states. Layers of a wheel are there if an image lists the wheel.
     """
     workspace = options.workspace
-    machines = {closure.machine, platform.machine()} if base in bases.of_images() else ()
-    absent = [machine for machine in machines if not base_layers.is_assembled(bases.load(base), machine, workspace)]
+    absent = [
+        machine
+        for machine in {closure.machine, platform.machine()}
+        if not _base.is_assembled(bases.load(base), machine, workspace)
+    ]
     packages = sum(package.size for machine in absent for package in bases.read_lock(base, machine))
     images = LocalImages(workspace).images(contexts.WHEELS)
     written = {entry for image, _ in images for entry in image.labels[contexts.WHEELS].split(",")}
@@ -126,20 +100,7 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     sizes = sources.sizes([*{*needed, *unfetched}], workspace, options.origin)
     fetched, layers = (sum(sizes.get(wheel, 0) for wheel in wheels) for wheels in (unfetched, needed))
     compiler = 0 if (workspace.cache / "toolchains").is_dir() or not fetched else _COMPILER_BYTES
-    return int(base_layers.BYTES_PER_PACKED * packages + fetched + 2 * _UNPACKED_RATIO * layers) + compiler
-
-
-@contextmanager
-def _opened_base(name: str, machine: str, options: Options) -> Iterator[tuple[_assembly.ImageBase, str]]:
-    """A base as :func:`sm120kit.images._assembly.assemble` takes it, and its reference, while the block runs."""
-    if name in bases.of_images():
-        yield base_layers.debian_image(name, machine, options)
-        return
-    from sm120kit.images import _existing_base
-
-    store = LocalImages(options.workspace)
-    with _existing_base.image_base(_existing_base.fetch(name, store.layout), store) as base:
-        yield base, name
+    return int(_base.BYTES_PER_PACKED * packages + fetched + 2 * _UNPACKED_RATIO * layers) + compiler
 
 
 def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
@@ -178,24 +139,21 @@ def _overridden(recipe: recipes.EngineRecipe) -> dict[str, str]:
     return {f"{contexts.LABEL}overridden": text} if text else {}
 
 
-def assemble(
-    setup: contexts.ImageSetup, ours: Mapping[Path, str], closure: Closure, base_name: str, options: Options
-) -> ImageBuild:
+def assemble(setup: contexts.ImageSetup, ours: Mapping[Path, str], closure: Closure, base: str, options: Options) -> ImageBuild:
     """Write the layers of an image in the state directory, without a daemon.
 
     Raises:
-        NotFound: the base does not exist.
         BadInput, NotTrusted: a wheel is damaged or hostile.
         CommandFailed: a step failed.
         ResourceUnavailable, SystemRefused: the layers cannot be stored.
     """
     workspace = options.workspace
-    with _opened_base(base_name, closure.machine, options) as (base, reference):
-        context, *described = contexts.describe(setup, reference, ours, closure.wheels, workspace)
-        ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
-        files = _assembly.wheel_files(
-            ours_by_wheel, closure.wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin)
-        )
-        layout = LocalImages(workspace).layout
-        image, ran = _assembly.assemble(context, (described[0], described[1]), base, files, layout, workspace)
+    image_base, reference = _base.debian_image(base, closure.machine, options)
+    context, *described = contexts.describe(setup, reference, ours, closure.wheels, workspace)
+    ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
+    files = _assembly.wheel_files(
+        ours_by_wheel, closure.wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin)
+    )
+    layout = LocalImages(workspace).layout
+    image, ran = _assembly.assemble(context, (described[0], described[1]), image_base, files, layout, workspace)
     return ImageBuild(context, image, ran)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
-import tarfile
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sm120kit.core import reporting
-from sm120kit.core.archives import ChunkReader
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing, ResourceUnavailable
 from sm120kit.core.outside import parse_json
 from sm120kit.images.image_records import Image, image_content
@@ -94,23 +91,6 @@ class Daemon:
                 _, found, id_ = str(event.get("stream", "")).partition("Loaded image ID: ")
                 loaded = id_.strip() if found else loaded
         return loaded
-
-    @contextlib.contextmanager
-    def saved(self, reference: str) -> Iterator[tarfile.TarFile]:
-        """The archive of an image as ``docker save`` writes it, a stream that can be read once, front to back.
-
-        Raises:
-            DaemonUnreachable: it does not respond, or the stream is truncated.
-        """
-        with daemon_call(f"reading {reference}"):
-            try:
-                stream = io.BufferedReader(ChunkReader(self._client.api.get_image(reference)), 2**20)
-                with tarfile.open(fileobj=stream, mode="r|", bufsize=2**20) as archive:
-                    yield archive
-            except tarfile.ReadError as error:
-                raise DaemonUnreachable(
-                    f"reading {reference}: the daemon's stream is truncated: {error}", "run the same command again"
-                ) from error
 
     def tag(self, image: str, reference: str) -> None:
         """Tag an image. The tag moves if another image has it."""

@@ -21,13 +21,13 @@ from packaging.utils import parse_wheel_filename
 from sm120kit.core import archives
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import BadInput, BadRecord, NotAttested, NotFound
+from sm120kit.core.errors import BadInput, BadRecord, NotAttested
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import b12x
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext, image_name
-from sm120kit.recipes import Recipe, bases
+from sm120kit.recipes import Recipe
 from sm120kit.sources.source_records import LockedWheel
 
 LABEL = "sm120kit."
@@ -111,13 +111,12 @@ def describe(
 ) -> tuple[ImageContext, dict[str, Any], dict[str, str]]:
     """The inputs of an image, its settings (:func:`settings`) and its programs (:func:`programs`).
 
-    ``ours`` are the wheels that sm120kit built with their sha256, the patched FlashInfer first; ``locked`` are the others.
+    ``base`` is ``name@sha256:...``. ``ours`` are the wheels that sm120kit built with their sha256, the patched FlashInfer
+    first; ``locked`` are the others.
 
     Raises:
-        NotFound: ``base`` is not a digest or id.
         BadInput: a patched wheel lacks its ``sm120kit.json``.
     """
-    require_pinned(base)
     of_setup, scripts = settings(setup), programs(setup)
     epoch = _epoch()
     built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
@@ -182,7 +181,8 @@ def _labels(
         "org.opencontainers.image.description": f"{setup.recipe} for NVIDIA SM12x, patched and compiled ahead",
         "org.opencontainers.image.version": version,
         "org.opencontainers.image.revision": origin["commit"],
-        "org.opencontainers.image.base.digest": f"sha256:{base.rpartition('sha256:')[2]}",
+        "org.opencontainers.image.base.name": base.partition("@")[0],
+        "org.opencontainers.image.base.digest": base.partition("@")[2],
         f"{LABEL}kind": setup.kind,
         f"{LABEL}recipe": setup.recipe,
         **{f"{LABEL}{key}": origin[key] for key in ("plan", "commit", "tree")},
@@ -197,8 +197,6 @@ def _labels(
     }
     if local := local_patches(built):
         labels[LOCAL] = ",".join(local)
-    if "@" in base:
-        labels["org.opencontainers.image.base.name"] = base.partition("@")[0]
     return labels
 
 
@@ -253,21 +251,6 @@ def built_locally(image: Image, workspace: Workspace) -> bool:
         return read_record(Image, record).content == image.content
     except (OSError, BadRecord):
         return False
-
-
-def require_pinned(base: str) -> None:
-    """Require that a base is given by digest or id, because a tag can move.
-
-    Raises:
-        NotFound: it is neither ``name@sha256:<64 digits>`` nor the id of a local image, ``sha256:<64 digits>``.
-    """
-    digest = base.rpartition("sha256:")[2]
-    if not (base.startswith("sha256:") or "@sha256:" in base) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-        raise NotFound(
-            f"the base {base!r} is not given by digest",
-            f"one of {', '.join(bases.of_images())}, name@sha256:<64 digits>, or the id of a local image as `docker image "
-            "inspect --format {{.Id}} NAME` prints it",
-        )
 
 
 def _built_wheel(wheel: Path, sha256: str) -> BuiltWheel:

@@ -8,11 +8,10 @@ from typing import Any
 
 from sm120kit import recipes
 from sm120kit.core import reporting
-from sm120kit.core.errors import DaemonUnreachable, NotFound, NotVerified, RequirementMissing
+from sm120kit.core.errors import NotVerified
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import backends, checks, loading
+from sm120kit.images import backends, checks
 from sm120kit.images import image_inputs as contexts
-from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image
 from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import architectures, arguments, configurations
@@ -48,23 +47,13 @@ def verify(
 ) -> checks.CheckReport:
     """Run the checks of a local image against the properties that its labels and its recipe require.
 
-    An image that only the container daemon has is read into the state directory first. Without ``read_all``, hashes of files
-    are those of when their layers were unpacked, if that was in this state directory, and an image that differs from a checked
-    one in Python files only gets quick checks.
+    Without ``read_all``, hashes of files are those of when their layers were unpacked, if that was in this state directory, and
+    an image that differs from a checked one in Python files only gets quick checks.
     """
     store = LocalImages(workspace)
-    image = store.inspect(reference) or _from_daemon(reference, store)
+    image = store.find(reference)
     requirements = replace(expected(image), read_all=read_all)
     return checks.verify(image, image.canonical_name, requirements, store, workspace, report)
-
-
-def _from_daemon(reference: str, store: LocalImages) -> Image:
-    try:
-        daemon = Daemon()
-    except (DaemonUnreachable, RequirementMissing) as error:
-        message = f"the state directory has no image {reference}, and the container daemon cannot be used: {error.message}"
-        raise NotFound(message, "sm120kit build builds it, sm120kit pull fetches it") from error
-    return store.find(loading.read(store.layout, daemon, reference))
 
 
 def expected(image: Image) -> checks.ExpectedImage:

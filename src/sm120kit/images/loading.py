@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-import posixpath
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from sm120kit.core import reporting
 from sm120kit.core.disk import disk_errors, require_disk
-from sm120kit.core.errors import AlreadyExists, BadInput, DaemonUnreachable, NotTrusted, NotVerified, SystemRefused
-from sm120kit.core.outside import parse_json
+from sm120kit.core.errors import AlreadyExists, DaemonUnreachable, NotVerified, SystemRefused
 from sm120kit.core.temporary import publish_directory
-from sm120kit.images.distribution._compression import decompressed
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image
-from sm120kit.images.oci import CONFIG, INDEX, LAYER, MAX_DOCUMENT_BYTES, REFERENCE, Descriptor, Layout, manifest_of
+from sm120kit.images.oci import INDEX, REFERENCE, Descriptor, Layout
 
 _CONTAINERD_NAME = "io.containerd.image.name"
 """Annotation with the complete name, which containerd and Docker with containerd's image store read."""
 _CHUNK = 2**20
-_MAGIC = {b"\x1f\x8b": "+gzip", b"\x28\xb5\x2f\xfd": "+zstd"}
-_MAX_MAGIC = 512
 
 
 def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
@@ -107,55 +100,6 @@ def _common_layers(image: Image, daemon: Daemon) -> tuple[str, ...]:
         longest = max(longest, min(len(layers), len(image.layers)) if same is None else same)
     above = {*image.layers[longest:]}
     return tuple(layer for layer in image.layers[:longest] if layer not in above)
-
-
-def read(layout: Layout, daemon: Daemon, reference: str) -> str:
-    """Read an image of a daemon into a layout, without a tag. Returns the digest of its manifest there.
-
-    Raises:
-        NotTrusted: its layers are not those in its config.
-        BadInput: what the daemon sends is not an image.
-        DaemonUnreachable: it does not respond.
-        ResourceUnavailable, SystemRefused: the layout cannot be written.
-    """
-    size = daemon.find(reference).bytes
-    require_disk(layout.directory, size, f"the image {reference}")
-    documents: dict[str, bytes] = {}
-    layers: dict[str, Descriptor] = {}
-    links: dict[str, str] = {}
-    with (
-        reporting.task(f"reading {reference} from the daemon", size, transfer=True) as advance,
-        daemon.saved(reference) as archive,
-    ):
-        for member in archive:
-            if member.issym():  # a layer that another image has, too
-                links[member.name] = posixpath.normpath(posixpath.join(member.name, "..", member.linkname))
-            elif (content := archive.extractfile(member)) is not None:
-                first = content.read(_MAX_MAGIC)
-                if first.lstrip()[:1] in (b"{", b"["):
-                    documents[member.name] = first + content.read(MAX_DOCUMENT_BYTES)
-                else:
-                    layers[member.name] = _add_layer(layout, first, content, advance)
-    try:
-        (saved,) = parse_json(documents["manifest.json"])
-        config = documents[saved["Config"]]
-        stored = [layers[links.get(name, name)] for name in saved["Layers"]]
-        diff_ids = parse_json(config)["rootfs"]["diff_ids"]
-    except (KeyError, ValueError, TypeError) as error:
-        raise BadInput(f"the daemon sends no image for {reference}: {error}", "look at the daemon's log") from error
-    if [layer.digest for layer in stored] != diff_ids:
-        raise NotTrusted(f"the layers of {reference} in the daemon are not those of its config", "pull or build it again")
-    return layout.add_manifest(manifest_of(layout.add_blob(config, CONFIG), stored)).digest
-
-
-def _add_layer(layout: Layout, first: bytes, rest: IO[bytes], advance: reporting.Advance) -> Descriptor:
-    """Store a layer, uncompressed; the daemon may have it compressed by gzip or zstd."""
-    suffix = next((suffix for magic, suffix in _MAGIC.items() if first.startswith(magic)), "")
-    packed = Descriptor(f"{LAYER}{suffix}", f"sha256:{'0' * 64}", 0)
-    with layout.writer() as blob:
-        for piece in decompressed(packed, chain([first], iter(partial(rest.read, _CHUNK), b""))):
-            advance(blob.write(piece))
-        return blob.commit(LAYER)
 
 
 def export(layout: Layout, manifest: str, path: Path) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from sm120kit.core import process, sandbox
 from sm120kit.core.disk import disk_errors
-from sm120kit.core.errors import BadInput, NotTrusted, RequirementMissing
+from sm120kit.core.errors import NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs
 from sm120kit.images._rootfs import LayerRecord, UnpackedLayer
@@ -85,8 +85,8 @@ class LocalImages:
 
     def base_of(self, image: Image) -> Image | None:
         """The base in an image's labels; None if they have none or the layout does not have it."""
-        digest, name = (image.labels.get(f"org.opencontainers.image.base.{key}", "") for key in ("digest", "name"))
-        return (self.inspect(f"{name}@{digest}") or self.inspect(digest)) if digest else None
+        digest = image.labels.get("org.opencontainers.image.base.digest", "")
+        return self.inspect(digest) if digest else None
 
     def settings(self, reference: str) -> dict[str, Any]:
         """The settings with which a container of an image starts, see :func:`sm120kit.images.image_records.start_settings`."""
@@ -128,27 +128,6 @@ class LocalImages:
         """
         with self._container(image, {}) as container:
             _isolated(container, [])
-
-    @contextmanager
-    def prefix(self, image: str, env: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-        """The command to which a program is appended that runs as by :meth:`run`, while the block runs. ``env`` is added.
-
-        Raises:
-            RequirementMissing, BadInput: as for :meth:`run`.
-        """
-        with self._container(image, {}) as container:
-            yield tuple(map(str, _isolated(replace(container, env={**container.env, **env}), [])[1]))
-
-    def read(self, image: str, path: str) -> bytes:
-        """A small file of an image.
-
-        Raises:
-            BadInput: the image has no file of that path.
-        """
-        entry = _rootfs.find(self._layers(image), path)
-        if entry is None or entry.below or not entry.source.is_file() or entry.source.is_symlink():
-            raise BadInput(f"the image {image} has no file /{path}", "use another image")
-        return entry.source.read_bytes()
 
     def fetch(self, image: str, path: str, into: Path) -> bool:
         """Copy a file or directory of an image below ``into``, as hard links where possible: they must not be changed.

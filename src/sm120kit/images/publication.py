@@ -132,7 +132,7 @@ def push(image: VerifiedImage, repository: str, layout: Layout) -> str:
         digest = client.in_registry(tag)
         if digest is None:
             return client.push(layout, layout.require(image.image.id).digest, tag)
-        remote = client.image(digest, image.image.platform)
+        remote = client.image(digest)
         if remote.content != image.image.content:
             raise AlreadyExists(
                 f"{repository}:{tag} exists in the registry with another image: {digest}",

@@ -116,7 +116,7 @@ def fetch(entry: PublishedImage, layout: Layout) -> VerifiedImage:
             f"remove it if it is not needed (sm120kit image rm {reference}); tags are never moved",
         )
     with RegistryClient(entry.repository) as client:
-        remote = client.image(entry.digest, expected.platform)
+        remote = client.image(entry.digest)
         if remote.content != expected.content or remote.labels != expected.labels:
             raise _other_image(f"{entry.repository}@{entry.digest}", remote, expected)
         present_bytes = sum(layout.path(layer).stat().st_size for layer in {*remote.diff_ids} if layout.has(layer))

@@ -395,7 +395,6 @@ class FlashInferRecipe(Strict):
     delivers_image: ClassVar[bool] = False
     state: ClassVar[str] = "kernels"
     base: ClassVar[None] = None
-    base_image: ClassVar[str] = ""
     env: ClassVar[dict[str, str]] = {}
     serve: ClassVar[Strings] = ()
     patched: ClassVar[tuple[PatchedWheel, ...]] = ()
@@ -516,8 +515,8 @@ class EngineRecipe(Strict):
     ``flashinfer`` is the name of the FlashInfer recipe and ``kernels`` the group of its modules in the image. ``state`` is
     ``resolved`` (the wheels are locked) or ``verified`` (an image with compiled modules has passed its checks, which need no
     GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
-    ``base`` is the name of a base in ``recipes/bases/``, ``base_image`` an existing image instead; without either, it is chosen
-    at build time. ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
+    ``base`` is the name of a base in ``recipes/bases/``; without it, it is chosen at build time.
+    ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
     ``patched`` are other wheels with patch series. To distributions in ``as_released``, which may be the engine, no patch of a
     series is applied. ``kernel_source`` has the kernels of an engine without ``from_source``.
     ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does
@@ -534,7 +533,6 @@ class EngineRecipe(Strict):
     flashinfer: Name
     kernels: Name
     base: Name | None = None
-    base_image: Annotated[str, StringConstraints(pattern=r"^(\S+@sha256:[0-9a-f]{64})?$")] = ""
     environment: EnvironmentTable
     env: dict[str, str] = {}
     serve: Strings
@@ -564,8 +562,6 @@ class EngineRecipe(Strict):
 
     def contradictions(self) -> Iterator[str]:
         """Sources and pins that contradict each other, and names that are given twice."""
-        if self.base and self.base_image:
-            yield "base_image: set, but there is a base"
         pins = dict(pin.split("==") for pin in self.environment.requires)
         if pins.get(self.engine) != self.version:
             yield f"environment.requires: has no '{self.engine}=={self.version}', the engine itself"

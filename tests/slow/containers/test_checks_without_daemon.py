@@ -6,23 +6,24 @@ The image has Debian's Python, a few real wheels, and a FlashInfer without modul
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import containers
 import pytest
 import small_flashinfer
-from small_image import ImageHost, import_base
+from small_image import ImageHost
 
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import _assembly, _existing_base
+from sm120kit.images import _assembly, _base
 from sm120kit.images import image_inputs as contexts
-from sm120kit.images.local_images import LocalImages
+from sm120kit.images.oci import Layout
+from sm120kit.sources.run_options import Options
 
 pytestmark = [
     pytest.mark.containers,
@@ -42,22 +43,16 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageHost]:
 
 
 @pytest.fixture(scope="module")
-def image(host: ImageHost, debian: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def image(host: ImageHost, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The id of the image."""
     workspace = Workspace.open(host.state)
     wheels = small_flashinfer.wheels(workspace, tmp_path_factory.mktemp("wheels"))
-    base = import_base(host, debian)
-    setup = small_flashinfer.SETUP
-    locked, store = dict(wheels.locked), LocalImages(workspace)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DOCKER_HOST", host.socket)
-        context, settings, programs = contexts.describe(
-            setup, base, {wheels.ours: file_sha256(wheels.ours)}, [*locked], workspace
-        )
-        files = locked | {context.ours[0].wheel: wheels.ours}
-        with _existing_base.image_base(_existing_base.fetch(base, store.layout), store) as image_base:
-            described = (settings, programs)
-            built, _ = _assembly.assemble(context, described, image_base, files.__getitem__, store.layout, workspace)
+    locked, layout = dict(wheels.locked), Layout(workspace.root / "oci")
+    image_base, base = _base.debian_image("debian-12-python", platform.machine(), Options(workspace))
+    ours = {wheels.ours: file_sha256(wheels.ours)}
+    context, settings, programs = contexts.describe(small_flashinfer.SETUP, base, ours, [*locked], workspace)
+    files = locked | {context.ours[0].wheel: wheels.ours}
+    built, _ = _assembly.assemble(context, (settings, programs), image_base, files.__getitem__, layout, workspace)
     return built.id
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_base import add_python_image
+from python_base import python_base
 from small_assembly import SmallImage
 
 from sm120kit.core.errors import CommandFailed
-from sm120kit.images import _existing_base, b12x, image_inputs
+from sm120kit.images import b12x, image_inputs
 from sm120kit.images.checks import _device_code
 from sm120kit.images.image_records import CheckResult, Image
 from sm120kit.images.local_images import LocalImages
@@ -36,8 +36,6 @@ class KernelImage(SmallImage):
     def with_kernels(
         self, rows: list[int], program: str = PROGRAM, ours: bytes = b"patched = 1\n", patched: bytes = b"barrier = 1\n"
     ) -> Image:
-        store = LocalImages(self.workspace)
-        manifest = add_python_image(self.layout)
         table: Mapping[str, Any] = {"sm_count": 188, "moe": [], "gemm": [{"n": 1, "k": 2, "rows": rows}]}
 
         def describe(setup: image_inputs.ImageSetup, *inputs: Any) -> Any:
@@ -46,8 +44,7 @@ class KernelImage(SmallImage):
 
         original, image_inputs.describe = image_inputs.describe, describe
         try:
-            with _existing_base.image_base(manifest.digest, store) as base:
-                return self.assemble(ours, base, [self.b12x(patched)])[0]
+            return self.assemble(ours, python_base(self.layout), [self.b12x(patched)])[0]
         finally:
             image_inputs.describe = original
 
@@ -62,7 +59,7 @@ def small(tmp_path: Path) -> KernelImage:
     return KernelImage(tmp_path)
 
 
-def test_entries_are_a_layer_of_the_image(small: KernelImage) -> None:
+def test_entries_are_a_layer_of_the_image(small: KernelImage, tmp_path: Path) -> None:
     image = small.with_kernels([8, 16])
     paths = [f"ab/ab{rows:062x}.o" for rows in (8, 16)]
     files = small.last_layer(image)
@@ -72,7 +69,10 @@ def test_entries_are_a_layer_of_the_image(small: KernelImage) -> None:
     record = json.loads(files[f"{b12x.DIRECTORY}/kernels.json"])
     assert [record[path]["call"] for path in paths] == ['two "words" and $3'] * 2, "the environment is that of the image"
     assert [listed.id for listed, _ in LocalImages(small.workspace).images("sm120kit.kind")] == [image.id]
-    assert json.loads(LocalImages(small.workspace).read(image.id, "opt/sm120kit/b12x/request.json"))["sm_count"] == 188
+    store = LocalImages(small.workspace)
+    (tmp_path / "out").mkdir()
+    assert store.fetch(image.id, "opt/sm120kit/b12x/request.json", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "request.json").read_text())["sm_count"] == 188
 
 
 def test_layer_is_written_again_only_for_other_inputs(small: KernelImage) -> None:
@@ -122,7 +122,6 @@ def test_entry_that_is_no_code_fails_the_checks(small: KernelImage, tmp_path: Pa
 
 
 def test_image_without_the_kernels_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
-    with _existing_base.image_base(add_python_image(small.layout).digest, LocalImages(small.workspace)) as base:
-        image, _ = small.assemble(base=base)
+    image, _ = small.assemble(base=python_base(small.layout))
     check, _ = _device_code.b12x_code(image, LocalImages(small.workspace), tmp_path)
     assert check.verdict is CheckResult.FAILED and "kernels.json" in check.detail

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -29,10 +30,10 @@ from sm120kit.bench import bench_environment
 from sm120kit.core.errors import BadInput
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, loading
-from sm120kit.images.docker import Daemon
+from sm120kit.images import checks
 from sm120kit.images.image_records import Check, CheckResult, VerifiedImage
-from sm120kit.images.oci import Layout
+from sm120kit.images.oci import LAYER, Layout
+from sm120kit.sources.debian import ARCHITECTURES
 
 pytest.importorskip("transformers", reason="the extra serve is not installed")
 pytestmark = [
@@ -184,11 +185,9 @@ def add_image(directory: Path, workspace: Workspace) -> None:
         (root / name).symlink_to(f"usr/{name}")
     subprocess.run(["tar", "-C", root, "-cf", directory / "image.tar", "."], check=True)
     labels = layout_images.labels("4" * 64)
-    changes = [word for name, value in labels.items() for word in ("--change", f'LABEL {name}="{value}"')]
-    name = labels["sm120kit.reference"]
-    subprocess.run(["docker", "import", *changes, directory / "image.tar", name], capture_output=True, check=True)
-    layout = Layout(workspace.root / "oci")
-    manifest = loading.read(layout, Daemon(), name)
+    name, layout = labels["sm120kit.reference"], Layout(workspace.root / "oci")
+    config = {"os": "linux", "architecture": ARCHITECTURES[platform.machine()], "config": {"Labels": labels}}
+    manifest = layout.add_image([layout.add_blob((directory / "image.tar").read_bytes(), LAYER)], config).digest
     layout.tag(manifest, name)
     image = layout.image(manifest)
     passed = (Check("base", "user", CheckResult.PASSED),)

@@ -101,7 +101,7 @@ def claims(payload: bytes, name: str) -> Claims:
 
 def _dependencies(context: ImageContext) -> Iterator[dict[str, Any]]:
     """All inputs by digest: base, sources, patches in their order, wheels."""
-    yield _resource("base image", context.base.rpartition("sha256:")[2], _purls.base_purl(context.base))
+    yield _resource("base image", context.base.partition("sha256:")[2], _purls.base_purl(context.base))
     for built in context.ours:
         pin = built.origin["pin"]
         kind, digest = ("gitCommit", pin["commit"]) if "commit" in pin else ("sha256", pin["sha256"])

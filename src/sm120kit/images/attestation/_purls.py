@@ -40,15 +40,15 @@ def official_wheel(built: BuiltWheel) -> tuple[LockedWheel, ...]:
     return (LockedWheel(built.wheel.name, version, official["wheel"], official["sha256"]),)
 
 
-def image_purl(name: str, digest: str, repository: str = "") -> PackageURL:
-    """The purl of an image by the digest of its manifest. ``repository`` is ``registry/path``, ``name`` its last part."""
-    return purl("oci", name, digest, **({"repository_url": repository} if repository else {}))
+def image_purl(name: str, digest: str) -> PackageURL:
+    """The purl of an image by the digest of its manifest."""
+    return purl("oci", name, digest)
 
 
-def base_purl(base: str) -> PackageURL | None:
-    """The purl of a base image, ``name@sha256:...``; None for the id of a local image, which is in no registry."""
-    repository, _, digest = base.rpartition("@")
-    return image_purl(repository.rpartition("/")[2], digest, repository) if repository else None
+def base_purl(base: str) -> PackageURL:
+    """The purl of a base, ``name@sha256:...``."""
+    name, _, digest = base.partition("@")
+    return image_purl(name, digest)
 
 
 def package_purl(package: BasePackage) -> PackageURL:

@@ -74,14 +74,14 @@ def document(
 def _base(context: ImageContext, packages: Sequence[BasePackage]) -> Component:
     from cyclonedx.model.component import Component, ComponentType
 
-    purl = _purls.base_purl(context.base)
+    name, _, digest = context.base.partition("@")
     return Component(
         type=ComponentType.CONTAINER,
-        name=context.base.rpartition("@")[0] or "a local image",
-        version=f"sha256:{context.base.rpartition('sha256:')[2]}",
+        name=name,
+        version=digest,
         bom_ref="base",
-        purl=purl,
-        description="the base image" if purl else "the base image; its version is the id that its daemon gave it",
+        purl=_purls.base_purl(context.base),
+        description="the base image",
         components=map(_package, packages),
     )
 

@@ -1,4 +1,4 @@
-"""Layers as registries store them: compressed by zstd when they are pushed; gzip is read, too.
+"""Layers as registries store them: compressed by zstd.
 
 A layer of a layout is not compressed, so its digest is its diff id. The bytes of the compressed layer follow from the layer and
 the version of zstd; the identity of an image does not depend on them.
@@ -6,13 +6,10 @@ the version of zstd; the identity of an image does not depend on them.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import zstandard
 
@@ -28,10 +25,9 @@ LEVEL = 3
 _CHUNK = 2**20
 _MAX_WINDOW_BYTES = 2**27
 """Limit for the memory of zstd, that of the program zstd without ``--long``."""
-_DOCKER = "application/vnd.docker.image.rootfs.diff.tar"
-_FORMATS = {LAYER: "", f"{LAYER}+gzip": "gzip", f"{LAYER}+zstd": "zstd"}
-_FORMATS |= {_DOCKER: "", f"{_DOCKER}.gzip": "gzip", f"{_DOCKER}.zstd": "zstd"}
-"""Media types of layers (OCI image-spec, media-types.md; Docker image manifest version 2, schema 2)."""
+
+COMPRESSED = f"{LAYER}+zstd"
+"""The media type of layers (OCI image-spec, media-types.md)."""
 
 
 def compress(source: Path, target: Path, tick: Callable[[], None]) -> Descriptor:
@@ -47,7 +43,7 @@ def compress(source: Path, target: Path, tick: Callable[[], None]) -> Descriptor
             tick()
             digest.update(piece)
             size += out.write(piece)
-    return Descriptor(f"{LAYER}+zstd", f"sha256:{digest.hexdigest()}", size)
+    return Descriptor(COMPRESSED, f"sha256:{digest.hexdigest()}", size)
 
 
 def recorded(layout: Layout, diff_id: str) -> Descriptor | None:
@@ -61,7 +57,7 @@ def record(layout: Layout, diff_id: str, blob: Descriptor) -> None:
     path = _record(layout, diff_id)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_record(path, Descriptor(f"{LAYER}+{_FORMATS[blob.media_type]}".rstrip("+"), blob.digest, blob.size))
+    write_record(path, Descriptor(COMPRESSED, blob.digest, blob.size))
 
 
 def _record(layout: Layout, diff_id: str) -> Path:
@@ -72,27 +68,17 @@ def decompressed(blob: Descriptor, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """The uncompressed layer in ``chunks``, in pieces of at most 1 MiB.
 
     Raises:
-        RegistryFailed: the media type is not that of a layer.
+        RegistryFailed: the media type is not that of a layer that sm120kit pushed.
         NotTrusted: the chunks are damaged.
     """
-    if blob.media_type not in _FORMATS:
-        raise RegistryFailed(
-            f"layer {blob.digest} has the media type {blob.media_type[:100]}", "is it the image of a container?"
-        )
-    compression = _FORMATS[blob.media_type]
-    if not compression:
-        yield from chunks
-        return
+    if blob.media_type != COMPRESSED:
+        problem = f"layer {blob.digest} has the media type {blob.media_type[:100]}"
+        raise RegistryFailed(problem, "sm120kit publishes no such image")
     reader = io.BufferedReader(ChunkReader(chunks), _CHUNK)
-    stream: Any
-    if compression == "gzip":
-        stream = gzip.GzipFile(fileobj=reader)
-    else:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-        stream = decompressor.stream_reader(reader, read_size=_CHUNK, read_across_frames=True)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
     try:
-        with stream:
+        with decompressor.stream_reader(reader, read_size=_CHUNK, read_across_frames=True) as stream:
             while piece := stream.read(_CHUNK):
                 yield piece
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+    except zstandard.ZstdError as error:
         raise NotTrusted(f"layer {blob.digest} is damaged: {error}", "the registry's copy was damaged or changed") from error

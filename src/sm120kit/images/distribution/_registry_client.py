@@ -38,8 +38,6 @@ TRANSFERS = 4
 MAX_LAYERS = 500
 """Limit for the layers of an image; Docker's is 127."""
 
-_INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
-_MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
 _HINT = "the registry's copy was damaged or changed; nothing of it is kept"
 
 
@@ -119,45 +117,34 @@ class RegistryClient:
             raise NotTrusted(f"{self.repository}@{reference}: the registry returns {digest[:100]}", _HINT)
         return digest
 
-    def image(self, reference: str, platform: str) -> RemoteImage:
-        """The image with a tag or digest, in an index that for ``platform`` (``os/machine``).
+    def image(self, reference: str) -> RemoteImage:
+        """The image with a tag or digest.
 
         Raises:
-            NotFound: the registry does not have it, or not for that platform.
+            NotFound: the registry does not have it.
             NotTrusted: it delivers other content.
             RegistryFailed: it does not respond or refuses, or it is not the image of a container.
         """
         shown = f"{self.repository}@{reference}" if reference.startswith("sha256:") else f"{self.repository}:{reference}"
         manifest = self._document(reference)
         try:
-            if manifest.media_type in _INDEXES:
-                listed = [
-                    entry for entry in manifest.document["manifests"] if _platform(entry.get("platform") or {}) == platform
-                ]
-                if not listed:
-                    raise NotFound(f"{shown} has no image for {platform}", "is it the right image?")
-                manifest = self._document(Descriptor.from_json(listed[0]).digest)
-            if manifest.media_type not in _MANIFESTS:
+            if manifest.media_type != MANIFEST:
                 raise BadInput(f"its media type is {manifest.media_type[:100]!r}")
             layers = tuple(map(Descriptor.from_json, manifest.document["layers"]))
             described = Descriptor.from_json(manifest.document["config"])
             if described.size > MAX_DOCUMENT_BYTES or len(layers) > MAX_LAYERS:
                 raise BadInput(f"it has a config of {described.size} bytes and {len(layers)} layers")
-            config = self._blobs().download(described, b"".join)
-            image = RemoteImage(manifest.digest, layers, config)
-            document = parse_json(config)
-            actual = _platform(document)
-            if len(image.diff_ids) != len(layers) or not isinstance(document.get("config") or {}, dict):
+            image = RemoteImage(manifest.digest, layers, self._blobs().download(described, b"".join))
+            if len(image.diff_ids) != len(layers) or not isinstance(image.labels, dict):
                 raise BadInput(f"its config lists {len(image.diff_ids)} layers, its manifest {len(layers)}")
             for diff_id in image.diff_ids:
                 Descriptor.from_json({"mediaType": LAYER, "digest": diff_id, "size": 0})
+            _ = image.content
         except (KeyError, TypeError, ValueError, AttributeError, BadInput) as error:
             problem = error.message if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
             raise RegistryFailed(
                 f"{shown} is not an image that containers start from: {problem[:300]}", "name an image"
             ) from error
-        if actual != platform:
-            raise NotFound(f"{shown} is an image for {actual}, not for {platform}", "is it the right image?")
         return image
 
     def push(self, layout: Layout, manifest: str, tag: str) -> str:
@@ -357,7 +344,7 @@ class RegistryClient:
 
     def _manifest_reply(self, method: str, reference: str) -> Reply | None:
         url, scope = f"/v2/{self._name}/manifests/{reference}", f"repository:{self._name}:pull"
-        request = Request(method, url, scope, {"Accept": ", ".join((*_MANIFESTS, *_INDEXES))})
+        request = Request(method, url, scope, {"Accept": f"{MANIFEST}, {INDEX}"})
         reply = self._session.request(request, f"looking up {self.repository}, {reference}", (404,))
         return None if reply.status == 404 else reply
 
@@ -441,13 +428,7 @@ def _send(blobs: Blobs, blob: Descriptor, path: Path) -> None:
 def _split(repository: str) -> tuple[str, str]:
     """Registry and name of a repository; a repository without a registry is one of Docker Hub."""
     host, _, name = repository.partition("/")
-    if name and ("." in host or ":" in host or host == "localhost"):
-        return host, name
-    return DOCKER_HUB, repository if name else f"library/{repository}"
-
-
-def _platform(value: dict[str, Any]) -> str:
-    return f"{value.get('os')}/{value.get('architecture')}"
+    return (host, name) if "." in host or ":" in host or host == "localhost" else (DOCKER_HUB, repository)
 
 
 def _has(layout: Layout, diff_id: str) -> bool:

@@ -41,7 +41,6 @@ def assemble(
         BadInput: a closure contains a version in the recipe's ``known_bad``.
     """
     _require_no_known_bad(recipe, closures)
-    open_base = BASE_IMAGE_OPEN if recipe.delivers_image else ""
     return Lock(
         format=FORMAT,
         recipe=recipe.inputs(),
@@ -53,7 +52,7 @@ def assemble(
         closures=tuple(sorted(closures, key=lambda closure: closure.platform)),
         rests_on=rests_on,
         replaced=(Replaced(FLASHINFER, flashinfer.version, flashinfer.name),) if recipe.delivers_image else (),
-        base_image=recipe.base_image or open_base,
+        base_image=BASE_IMAGE_OPEN if recipe.delivers_image else "",
     )
 
 
