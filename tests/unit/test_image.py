@@ -302,6 +302,18 @@ def test_disk_for_all_steps_of_a_build_is_required_before_the_first_download(tmp
     assert delivery.missing_bytes("debian-12", closure, options) == 8 * packages, "no wheel is to be fetched"
 
 
+@pytest.mark.parametrize(("machine", "written"), [("x86_64", True), ("aarch64", False)])
+def test_layers_of_a_wheel_are_those_of_its_machine(machine: str, written: bool, tmp_path: Path) -> None:
+    workspace = Workspace.open(tmp_path)
+    wheel = LockedWheel("a", "1", "a-1-py3-none-any.whl", "a" * 64)
+    layout_images.add_image(workspace, (1,), more={image_inputs.WHEELS: image_inputs.listed_wheels([wheel])}, machine="amd64")
+    (workspace.downloads / wheel.sha256).mkdir(parents=True)
+    (workspace.downloads / wheel.sha256 / wheel.filename).write_bytes(b"content")
+    closure = Closure(f"manylinux_2_35_{machine}", "3.11", (wheel,), "")
+    needed = delivery.missing_bytes("debian@sha256:" + "5" * 64, closure, Options(workspace, origin=Origin(offline=True)))
+    assert (needed == 0) is written
+
+
 def test_disk_for_compiling_is_part_of_what_a_build_requires(tmp_path: Path) -> None:
     options = Options(Workspace.open(tmp_path), origin=Origin(offline=True))
     target = resolve("vllm-0.33.0", options).engine

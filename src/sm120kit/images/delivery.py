@@ -84,7 +84,8 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
 def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     """The disk space that all steps of an image's build need for what is not there yet, before anything is fetched.
 
-    The sizes of wheels are those that their index states. Layers of a wheel are there if an image lists the wheel.
+    The sizes of wheels are those that their index states. Layers of a wheel are there if an image for the same machine lists
+    the wheel.
     """
     workspace = options.workspace
     absent = [
@@ -93,8 +94,8 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
         if not _base.is_assembled(bases.load(base), machine, workspace)
     ]
     packages = sum(package.size for machine in absent for package in bases.read_lock(base, machine))
-    images = LocalImages(workspace).images(contexts.WHEELS)
-    written = {entry for image, _ in images for entry in image.labels[contexts.WHEELS].split(",")}
+    images = [image for image, _ in LocalImages(workspace).images(contexts.WHEELS) if image.machine == closure.machine]
+    written = {entry for image in images for entry in image.labels[contexts.WHEELS].split(",")}
     needed = [wheel for wheel in closure.wheels if contexts.listed_wheels([wheel]) not in written]
     unfetched = sources.unfetched(closure.wheels, workspace)
     sizes = sources.sizes([*{*needed, *unfetched}], workspace, options.origin)
