@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core.errors import ResourceUnavailable, SystemRefused
+from sm120kit.images import backends
 from sm120kit.recipes import configurations, load_engine
 from sm120kit.serving import fit, unified_memory
 
@@ -119,12 +121,18 @@ def test_configurations_leave_the_system_alive(configuration: configurations.Con
 def test_configurations_are_planned_and_printed(configuration: configurations.Configuration, tmp_path: Path) -> None:
     """By what recipes record of their models, without a network: for the images of DGX Spark, one command a machine."""
     root = synthetic_hosts.build("gb10-ready", tmp_path / "host")
-    machines = [f"192.0.2.{number}" for number in range(configuration.hardware.nodes)]
-    spanned = ["--nodes", ",".join(machines), "--interface", "eth0"] if len(machines) > 1 else []
-    words = ["--root", str(root), "--state", str(tmp_path / "state"), "--offline", "--print", *spanned]
-    result = CliRunner().invoke(app, ["serve", configuration.name, *words])
+    words = ["--root", str(root), "--state", str(tmp_path / "state"), "--offline"]
+    planned = json.loads(CliRunner().invoke(app, ["plan", configuration.name, *words, "--json"]).stdout)
+    assert planned["memory"]["fits"] and planned["memory"]["capacity_tokens"] >= planned["memory"]["context"]
+    recorded = backends.load(configuration.engine)[configuration.name]["selected"]
+    assert planned["backends"]["selected"] == recorded or not recorded
+    _, *command = planned["command"].replace("INTERFACE", "eth0").split()
+    for number in range(configuration.hardware.nodes):
+        command = [word.replace("ADDRESS", f"192.0.2.{number + 1}", 1) for word in command]
+    result = CliRunner().invoke(app, [*command, *words, "--print"])
     assert result.exit_code == 0, result.output
-    assert result.stdout.count("docker run ") == result.stdout.count("--memory=") == len(machines)
+    machines = configuration.hardware.nodes
+    assert result.stdout.count("docker run ") == result.stdout.count("--memory=") == machines
     assert f"`sm120kit build {configuration.engine}` builds" in result.stderr and configuration.engine.endswith("-spark")
     assert load_engine(configuration.engine).machine == "aarch64"
 

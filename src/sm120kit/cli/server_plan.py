@@ -39,9 +39,10 @@ class PlannedServer:
         count = gpu_count(self.gpus)
         return ServeRequest(config, self.engine, self.gpu, self.draft, count, words, self.revision, sources.offline)
 
-    def command(self, config: str, arguments: list[str] | None) -> tuple[str, ...]:
-        """The command that serves it."""
-        named = {"--engine": self.engine, "--draft": self.draft, "--revision": self.revision}
+    def command(self, config: str, arguments: list[str] | None, nodes: int) -> tuple[str, ...]:
+        """The command that serves it; addresses and interface of ``nodes`` machines are the user's."""
+        spanned = {"--nodes": ",".join(["ADDRESS"] * nodes), "--interface": "INTERFACE"} if nodes > 1 else {}
+        named = {"--engine": self.engine, "--draft": self.draft, "--revision": self.revision, **spanned}
         words = (word for option, value in named.items() if value for word in (option, value))
         return ("sm120kit", "serve", config, *words, *(("--", *arguments) if arguments else ()))
 
@@ -67,7 +68,8 @@ def plan(
     from sm120kit.serving.served_model import planned_model
 
     served = planned_model(server.request(config, arguments, sources), server.root)
-    planned = flight_plan(served, server.command(config, arguments), Path(constants.HF_HUB_CACHE), _rates(served))
+    command = server.command(config, arguments, served.configuration.hardware.nodes)
+    planned = flight_plan(served, command, Path(constants.HF_HUB_CACHE), _rates(served))
     if json:
         console.json_data(asdict(planned))
         return

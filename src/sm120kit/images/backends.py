@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,17 @@ def expected(recipe: str, served: Iterable[Configuration]) -> dict[str, dict[str
     requirements = {}
     for configuration in served:
         entry = recorded.get(configuration.name, {})
-        same = all(entry.get(key) == value for key, value in inputs(configuration).items())
         requirements[configuration.name] = {
             "refusal": entry.get("refusal", ""),
             "selected": entry.get("selected", {}),
-            "case": case(configuration) if same else None,
+            "case": case(configuration) if is_current(entry, configuration) else None,
         }
     return requirements
+
+
+def is_current(entry: Mapping[str, Any], configuration: Configuration) -> bool:
+    """Whether an entry was recorded for what selects the back-ends of a configuration now."""
+    return all(entry.get(key) == value for key, value in inputs(configuration).items())
 
 
 def case(configuration: Configuration) -> dict[str, Any] | None:

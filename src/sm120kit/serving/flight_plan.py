@@ -191,7 +191,7 @@ def _backends(configuration: Configuration, facts: Checkpoint | None) -> Planned
     """What is recorded for a configuration, else for one of the same architecture, quantization, GPU and engine."""
     recorded = backends.load(configuration.engine)
     own = recorded.get(configuration.name)
-    if own and own["selected"] and own["arguments"] == list(configuration.arguments):
+    if own and own["selected"] and backends.is_current(own, configuration):
         return PlannedBackends(configuration.name, own["selected"])
     gpu = backends.gpu(configuration)
     for name, entry in recorded.items():
