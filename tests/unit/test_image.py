@@ -23,7 +23,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotFound, NotVerified, RequirementMissing, ResourceUnavailable, SystemRefused
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import checks, delivery, image_inputs, published_images
+from sm120kit.images import _base, checks, delivery, image_inputs, published_images
 from sm120kit.images._layers import LayerWriter
 from sm120kit.images.dockerfile import export_dockerfile
 from sm120kit.images.image_index import FORMAT, PublishedIndex, find_image, read_index
@@ -310,7 +310,9 @@ def test_layers_of_a_wheel_are_those_of_its_machine(machine: str, written: bool,
     (workspace.downloads / wheel.sha256).mkdir(parents=True)
     (workspace.downloads / wheel.sha256 / wheel.filename).write_bytes(b"content")
     closure = Closure(f"manylinux_2_35_{machine}", "3.11", (wheel,), "")
-    needed = delivery.missing_bytes("debian@sha256:" + "5" * 64, closure, Options(workspace, origin=Origin(offline=True)))
+    for each in ("x86_64", "aarch64"):
+        (workspace.root / "bases" / _base.directory_name(bases.load("debian-12"), each)).mkdir(parents=True)
+    needed = delivery.missing_bytes("debian-12", closure, Options(workspace, origin=Origin(offline=True)))
     assert (needed == 0) is written
 
 
