@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import synthetic_hosts
-from typer.testing import CliRunner
 
 from sm120kit.bench import reproduce
 from sm120kit.bench import result_file as results
@@ -21,8 +18,6 @@ from sm120kit.bench.reproduce._differences import gpu_names
 from sm120kit.bench.reproduce._judging import drafts_per_step
 from sm120kit.bench.result_file import Acceptance, Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Sample
-from sm120kit.cli import app
-from sm120kit.core.errors import NotComparable
 from sm120kit.hosts.doctor import Diagnosis, Finding, Impact
 from sm120kit.hosts.doctor._findings import ok, problem
 from sm120kit.recipes import configurations
@@ -365,9 +360,8 @@ def test_roofline_depends_on_acceptance() -> None:
     taken = replace(case(1, 195.0, 4096), acceptance=Acceptance(drafted=5000, accepted=1000))
     with_counters, without = judged(A, 194.0, replace(GOOD, cases=(taken,))), judged(A, 194.0, GOOD)
     assert with_counters.bound and without.bound
-    assert (with_counters.bound.acceptance, without.bound.acceptance, without.bound.at_most) == (0.2, None, 6)
+    assert (with_counters.bound.acceptance, without.bound.acceptance, without.bound.expected.at_most) == (0.2, None, 6)
     assert with_counters.bound.roofline == pytest.approx(without.bound.roofline * (1 + 5 * 0.2) / 6)
-    assert 1 < with_counters.bound.needs < 6
 
 
 # ---- the expected rate
@@ -393,7 +387,7 @@ def test_measured_rate_is_compared_with_the_expected_one(tok_s: float, share: st
 
 def test_show_compares_each_case_with_the_expected_rate_and_the_published_figures() -> None:
     lines = reproduce.comparisons(GOOD)
-    assert sum(line.startswith("expected: sustained-decode, concurrency ") for line in lines) == len(GOOD.cases)
+    assert sum(line.startswith("expected: concurrency ") for line in lines) == len(GOOD.cases)
     assert any("concurrency 1: 194 tok/s; REPRODUCED" in line for line in lines)
     assert not any("concurrency 8:" in line for line in lines), "was not measured"
     for configuration in (None, "of-another-machine"):
@@ -407,7 +401,7 @@ def test_expected_rate_requires_the_acceptance_of_drafts() -> None:
     assert known.bound and unknown.bound
     seconds = known.bound.expected.step.seconds
     assert known.bound.expected.tok_s == pytest.approx((1 + 5 * 0.2) / seconds)
-    assert seconds > known.bound.needs / 194 * 1.4, "longer than the roofline's step by the floor of 53 layers"
+    assert seconds > 53 * 100e-6 and known.bound.roofline > 1.4 * known.bound.expected.tok_s, "the floor of 53 layers"
     assert unknown.bound.expected.tok_s is None
     needs = f"{195 * seconds:.1f}"
     assert unknown.expectation.startswith(f"measured: 195 tok/s take {needs} of at most 6 tokens in an expected step of ")
@@ -416,46 +410,12 @@ def test_expected_rate_requires_the_acceptance_of_drafts() -> None:
     assert judged(A.model_copy(update={"reference": (high,)}), 900.0).expectation.endswith(": impossible")
 
 
-def test_without_a_result_the_published_rate_is_compared_on_the_gpus_of_the_host() -> None:
-    def expected(*gpus: str) -> Judgement:
-        return reproduce.judge(DENSE, [], (), reproduce.RooflineInputs(gpus=gpus)).judgements[0]
-
-    published, slower = expected(), expected("NVIDIA RTX PRO 6000 Blackwell Server Edition")
-    assert published.expectation.startswith("published: 52.6 tok/s, 1.14 of the expected 46.3")
-    assert published.bound and slower.bound and slower.bound.expected.tok_s and published.bound.expected.tok_s
-    assert slower.bound.expected.tok_s < published.bound.expected.tok_s
+def test_without_a_result_the_published_rate_is_compared() -> None:
+    assert judged(DENSE, 52.6).expectation.startswith("published: 52.6 tok/s, 1.14 of the expected 46.3")
     unlisted = DENSE.model_copy(update={"model": DENSE.model.model_copy(update={"repository": "some/model"})})
     assert judged(unlisted, 52.6).expectation == ""
     several = DENSE.model_copy(update={"hardware": DENSE.hardware.model_copy(update={"gpus": 2, "nodes": 2})})
     assert judged(several, 52.6).expectation == "", "the network between machines is not modelled"
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Arguments of doctor for a recorded host with two RTX PRO 6000."""
-    monkeypatch.setenv("COLUMNS", "250")
-    return ["doctor", "--root", str(synthetic_hosts.build("pix-pair", tmp_path / "host"))]
-
-
-def test_doctor_compares_a_result_with_what_the_host_should_do(host: list[str], tmp_path: Path) -> None:
-    bare = CliRunner().invoke(app, [*host, DENSE.name]).stdout
-    assert (
-        "\nconcurrency 1: expected 46.34 tok/s with a mean error of 13%; expected step of 21.6 ms, 70% of it weights\n" in bare
-    )
-    assert "\nconcurrency 128: expected " in bare
-    drafting = CliRunner().invoke(app, [*host, A.name]).stdout
-    assert re.search(
-        r"^concurrency 1: expected \d+\.?\d* tok/s at acceptance rate 0 to \d+\.?\d* at 1; ", drafting, re.MULTILINE
-    )
-    file = tmp_path / "result.json"
-    results.write(file, result_of(DENSE, [case(1, 23.2, 300)]))
-    compared = CliRunner().invoke(app, [*host, DENSE.name, "--result", str(file)]).stdout
-    assert "\nsustained-decode, concurrency 1: 23.2 tok/s, 0.50 of the expected 46.3" in compared
-    assert "concurrency 128" not in compared
-    other = CliRunner().invoke(app, [*host, A.name, "--result", str(file)]).exception
-    assert isinstance(other, NotComparable) and "is of Qwen/Qwen3.5-27B-FP8, not of txn545" in other.message
-    for wrong in ([*host, "--result", str(file)], [*host, DENSE.name, "--result", str(file), "--json"]):
-        assert CliRunner().invoke(app, wrong).exit_code == 2
 
 
 def test_reasons_in_the_result() -> None:

@@ -16,10 +16,7 @@ from sm120kit.hosts.facts import probe
 from sm120kit.recipes import configurations
 
 if TYPE_CHECKING:
-    from sm120kit.bench.result_file import Result
     from sm120kit.hosts.doctor import Finding
-    from sm120kit.hosts.facts import Host
-    from sm120kit.recipes.configurations import Configuration
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,6 @@ class Measured:
             show_default=False,
         ),
     ] = sys.executable
-    results: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--result", metavar="FILE", help="With CONFIG: compare the rates of a result with the expected ones. Repeatable."
-        ),
-    ] = None
 
 
 def doctor(
@@ -73,21 +64,13 @@ def doctor(
     Checks IOMMU, ACS, BARs, links, P2P, driver, NCCL and containers. Changes nothing; only --measure uses a GPU. ACS and ASPM
     can be read by root only. Exit code 0: nothing breaks or slows this host, or what CONFIG requires of it; 1: otherwise.
     """
-    from sm120kit.bench import result_file
     from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit, report, with_measurements
 
     if measured.transfers and root != Path("/"):
         raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")
     if measured.python != sys.executable and not measured.transfers:
         raise typer.BadParameter("it runs the measurements: add --measure", param_hint="--python")
-    if measured.results and not config:
-        raise typer.BadParameter("--result requires CONFIG", param_hint="--result")
-    if measured.results and as_json:
-        raise typer.BadParameter(
-            "the JSON has no expected rates; use reproduce CONFIG --result FILE --json", param_hint="--result"
-        )
     configuration = configurations.load(config) if config else None
-    results = tuple(map(result_file.read, measured.results or ()))
     checks = checks_for(configuration) if configuration else CHECKS
     host = probe(root, record)
     findings = diagnose(host, checks)
@@ -100,8 +83,6 @@ def doctor(
         console.json_data(report(host, findings, config))
     else:
         _print_findings(findings, show_all)
-        if configuration:
-            _print_expected(configuration, results, host)
         _print_summary(findings, is_fit, config)
         if record:
             console.info(f"recorded to {record}; review it before you share it")
@@ -141,14 +122,6 @@ def _print_problem(finding: Finding) -> None:
         if text:
             console.data(f"  {label + ':':<8}{text}")
     console.data("")
-
-
-def _print_expected(configuration: Configuration, results: Sequence[Result], host: Host) -> None:
-    from sm120kit.bench.reproduce import RooflineInputs, expected_cases
-
-    known = RooflineInputs(gpus=tuple(gpu.name for gpu in host.gpus if gpu.name))
-    for case in expected_cases(configuration, results, known):
-        console.data(case.text)
 
 
 def _print_summary(findings: Sequence[Finding], is_fit: bool, config: str) -> None:

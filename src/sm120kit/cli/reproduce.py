@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm120kit.cli.bench_workload import Given, case_progress
-from sm120kit.cli.options import ConfigName, Json, ServerAccess, Sources, Timeout, finite, given_values
+from sm120kit.cli.options import ConfigName, Json, ServerAccess, Sources, Timeout, given_values
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 from sm120kit.core.errors import CheckFailed, NotComparable
@@ -57,17 +57,6 @@ class Method:
         False
     )
     given: Given = None
-    all_reduce_us: Annotated[
-        float | None,
-        typer.Option(
-            "--all-reduce-us",
-            min=0.1,
-            callback=finite,
-            metavar="US",
-            help="For the roofline: time of an all-reduce of 16 KiB, as printed by doctor --measure.",
-            show_default=False,
-        ),
-    ] = None
 
 
 def reproduce_(
@@ -90,7 +79,7 @@ def reproduce_(
     """
 
     from sm120kit.bench import reproduce, result_file, roofline
-    from sm120kit.bench.reproduce import ReproductionVerdict, RooflineInputs
+    from sm120kit.bench.reproduce import ReproductionVerdict
 
     _require_consistent(results, running, launched, method)
     stated = given_values(method.given or [])
@@ -102,7 +91,7 @@ def reproduce_(
         measured = tuple(result_file.read(path) for path in results or ())
         findings = ()
     model = roofline.model_in(launched.model) if launched.model else None
-    report = reproduce.judge(configuration, measured, findings, RooflineInputs(model, method.all_reduce_us))
+    report = reproduce.judge(configuration, measured, findings, model)
     if json:
         judgements = [
             {
@@ -179,7 +168,7 @@ def _measure(
 
 def _show(report: ReproductionReport) -> None:
     console.table(
-        ("published", "concurrency", "class", "verdict", "measured", "real prompts", "expected", "share of it", "roofline"),
+        ("published", "concurrency", "class", "verdict", "measured", "real prompts", "expected", "roofline"),
         (
             (
                 f"{judgement.reference.value:g} tok/s",
@@ -189,7 +178,6 @@ def _show(report: ReproductionReport) -> None:
                 _rate(judgement.measured),
                 _rate(judgement.honest),
                 _expected(judgement.bound),
-                _share(judgement),
                 _roofline(judgement.bound),
             )
             for judgement in report.judgements
@@ -201,7 +189,7 @@ def _show(report: ReproductionReport) -> None:
     for judgement, lines in zip(report.judgements, differences, strict=True):
         own = [line for line in lines if line not in common]
         expectation = [judgement.expectation] if judgement.expectation else []
-        sections.append((_name(judgement), [*own, *judgement.reasons, *expectation, *_required_tokens(judgement)]))
+        sections.append((_name(judgement), [*own, *judgement.reasons, *expectation]))
     for name, lines in sections:
         if lines:
             console.data(f"{name}:")
@@ -231,24 +219,10 @@ def _rate(rate: Rate | None) -> str:
 def _roofline(bound: Bound | None) -> str:
     if bound is None:
         return "unknown"
-    return f"{bound.roofline:.0f}" + (" if every draft is accepted" if bound.at_most > 1 and bound.acceptance is None else "")
+    drafts = bound.expected.at_most > 1 and bound.acceptance is None
+    return f"{bound.roofline:.0f}" + " if every draft is accepted" * drafts
 
 
 def _expected(bound: Bound | None) -> str:
     rate = bound.expected.tok_s if bound else None
     return f"{rate:.0f}" if rate else "unknown"
-
-
-def _share(judgement: Judgement) -> str:
-    """The measured rate, else the published one, over the expected rate."""
-    if judgement.bound is None:
-        return ""
-    share = judgement.bound.expected.share(judgement.measured.tok_s if judgement.measured else judgement.reference.value)
-    return f"{share:.0%}" if share else ""
-
-
-def _required_tokens(judgement: Judgement) -> list[str]:
-    bound = judgement.bound
-    if bound is None or bound.at_most == 1:
-        return []
-    return [f"at the roofline the published rate takes {bound.needs:.1f} of at most {bound.at_most} tokens in each step"]

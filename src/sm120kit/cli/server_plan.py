@@ -79,13 +79,10 @@ def plan(
 
 def _rates(served: ModelToServe) -> PlannedRates | None:
     from sm120kit.bench import reproduce, roofline
-    from sm120kit.bench.reproduce import RooflineInputs
-    from sm120kit.serving.flight_plan import PlannedRates
 
     listed = roofline.model_of(served.configuration.model.repository)
     model = listed or (roofline.model_from(served.files) if served.files and served.facts else None)
-    found = reproduce.single_request(served.configuration, RooflineInputs(model=model))
-    return PlannedRates(*found.expected, found.roofline, found.ceiling) if found else None
+    return reproduce.single_request(served.configuration, model)
 
 
 def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:

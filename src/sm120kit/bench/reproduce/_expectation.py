@@ -32,14 +32,6 @@ class Expectation:
         """A rate over the expected one."""
         return tok_s / self.tok_s if self.tok_s else None
 
-    @property
-    def text(self) -> str:
-        """The expected rate, or its range if the acceptance rate is unknown, and the dominant term of the step."""
-        if self.tok_s is not None:
-            return f"expected {self.tok_s:.4g} tok/s with a mean error of {MEAN_ERROR:.0%}; {self._step}"
-        none, every = (self.concurrency * tokens / self.step.seconds for tokens in (1, self.at_most))
-        return f"expected {none:.4g} tok/s at acceptance rate 0 to {every:.4g} at 1; {self._step}"
-
     def statement(self, tok_s: float) -> str:
         """How far a rate is from the expected one, and which term dominates the expected step."""
         share = self.share(tok_s)
@@ -55,26 +47,6 @@ class Expectation:
     def _step(self) -> str:
         term, part = self.step.dominant
         return f"expected step of {self.step.seconds * 1e3:.1f} ms, {part:.0%} of it {term}"
-
-
-@dataclass(frozen=True)
-class ExpectedCase:
-    """What a configuration should do on a machine; ``measured`` is None, and ``workload`` empty, without a result."""
-
-    workload: str
-    context_tokens: int
-    expected: Expectation
-    measured: float | None
-
-    @property
-    def text(self) -> str:
-        """Concurrency and context depth, and the rate or its distance from the expected one."""
-        concurrency = f"concurrency {self.expected.concurrency}"
-        context = f" at context depth {self.context_tokens:,}" if self.context_tokens else ""
-        name = f"{self.workload}, {concurrency}{context}" if self.workload else f"{concurrency}{context}"
-        if self.measured is None:
-            return f"{name}: {self.expected.text}"
-        return f"{name}: {self.expected.statement(self.measured)}"
 
 
 def expectation(model: RooflineModel, gpu: GpuKind, work: Work, acceptance: float | None) -> Expectation:

@@ -11,14 +11,14 @@ from sm120kit.bench import roofline
 from sm120kit.bench.figures import summary
 from sm120kit.bench.reproduce import _differences as differences
 from sm120kit.bench.reproduce._differences import SetupDifference
-from sm120kit.bench.reproduce._expectation import Expectation, ExpectedCase, expectation
+from sm120kit.bench.reproduce._expectation import Expectation, expectation
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.roofline import GpuKind, RooflineModel, Work
 from sm120kit.bench.roofline.expected import expected_step
-from sm120kit.core.errors import NotComparable
 from sm120kit.hosts.doctor import Finding, Impact
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration, Reference
+from sm120kit.serving.flight_plan import PlannedRates
 
 REAL_PROMPTS = "real-prompts-thinking-off"
 """The workload for comparing machines: prompts from daily work, no thinking."""
@@ -67,16 +67,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class Bound:
-    """The roofline and the ceiling of a figure. ``acceptance`` was measured; None assumes that every draft is accepted.
-
-    ``needs`` is the number of tokens per step and request that the published figure requires, of at most ``at_most``.
-    """
+    """The roofline and the ceiling of a figure. ``acceptance`` was measured; None assumes that every draft is accepted."""
 
     roofline: float
     ceiling: float
     acceptance: float | None
-    needs: float
-    at_most: int
     expected: Expectation
 
 
@@ -142,29 +137,19 @@ class ReproductionReport:
         return next(verdict for verdict in order if verdict in verdicts)
 
 
-@dataclass(frozen=True)
-class RooflineInputs:
-    """Inputs of the roofline; for ``all_reduce_us`` see :class:`Work`.
-
-    ``model`` is the served one, None for that of the configuration; ``gpus`` are the names of this host's, for figures without
-    a result.
-    """
-
-    model: RooflineModel | None = None
-    all_reduce_us: float | None = None
-    gpus: tuple[str, ...] = ()
-
-
 def judge(
     configuration: Configuration,
     results: Sequence[Result],
     findings: Sequence[Finding] = (),
-    known: RooflineInputs = RooflineInputs(),
+    model: RooflineModel | None = None,
 ) -> ReproductionReport:
-    """Judge every published figure by the results. Without results the report has what is known before a measurement."""
+    """Judge every published figure by the results. Without results the report has what is known before a measurement.
+
+    ``model`` is the served one for the roofline, None for that of the configuration.
+    """
     real_prompts = [result for result in results if result.environment.workload == REAL_PROMPTS]
     judgements = tuple(
-        _judgement(configuration, reference, result, real_prompts, known)
+        _judgement(configuration, reference, result, real_prompts, model)
         for reference in configuration.reference
         for result in _candidates(reference, results)
     )
@@ -187,13 +172,13 @@ def _judgement(
     reference: Reference,
     result: Result | None,
     real_prompts: Sequence[Result],
-    known: RooflineInputs,
+    model: RooflineModel | None,
 ) -> Judgement:
     differing = list(differences.of_reference(configuration, reference))
     measured: Rate | None = None
     reasons: list[str] = []
     honest = next((rate for other in real_prompts if (rate := _rate(_cases(reference, other), "decode"))), None)
-    bound = possible = _bound(configuration, reference, result, None, known)
+    bound = possible = _bound(configuration, reference, result, None, model)
     if result is not None:
         cases = _cases(reference, result)
         differing += differences.of_result(configuration, reference, result)
@@ -201,7 +186,7 @@ def _judgement(
         if result.environment.workload == reference.workload:
             measured = _rate(cases, reference.figure)
             reasons += _reasons(cases)
-        bound = _bound(configuration, reference, result, measured.acceptance if measured else None, known)
+        bound = _bound(configuration, reference, result, measured.acceptance if measured else None, model)
         if measured is None and not any(difference.field in WITHOUT_RATE for difference in differing):
             differing.append(
                 SetupDifference(
@@ -265,107 +250,73 @@ def _rate(cases: Sequence[MeasuredCase], figure: str) -> Rate | None:
 
 
 def _bound(
-    configuration: Configuration, reference: Reference, result: Result | None, acceptance: float | None, known: RooflineInputs
+    configuration: Configuration,
+    reference: Reference,
+    result: Result | None,
+    acceptance: float | None,
+    served: RooflineModel | None,
 ) -> Bound | None:
     """The roofline of the configuration at the figure's concurrency; None if the model or the GPU is unknown."""
-    modelled = None if reference.differs else _modelled(configuration, result, known)
+    modelled = None if reference.differs else _modelled(configuration, result, served)
     if modelled is None:
         return None
     model, gpu = modelled
     cases = _cases(reference, result) if result else ()
-    work = _work(configuration, reference.concurrency, cases[0] if cases else None, known)
+    work = _work(configuration, reference.concurrency, cases[0] if cases else None)
     return Bound(
         roofline=roofline.roofline(model, gpu, work, 1.0 if acceptance is None else acceptance),
         ceiling=roofline.ceiling(model, gpu, work, 1.0 if acceptance is None else acceptance),
         acceptance=acceptance,
-        needs=reference.value / reference.concurrency * roofline.step(model, gpu, work).seconds,
-        at_most=1 + work.drafts,
         expected=expectation(model, gpu, work, acceptance),
     )
 
 
-@dataclass(frozen=True)
-class SingleRequest:
-    """Tokens per second of one request without context: roofline and ceiling with every draft accepted.
-
-    ``expected`` is the rate at acceptance rates 0 and 1.
-    """
-
-    roofline: float
-    ceiling: float
-    expected: tuple[float, float]
-
-
-def single_request(configuration: Configuration, known: RooflineInputs = RooflineInputs()) -> SingleRequest | None:
-    """The rates of a single request. None if the model or the GPU is not modelled, and for several machines."""
-    modelled = _modelled(configuration, None, known)
+def single_request(configuration: Configuration, model: RooflineModel | None = None) -> PlannedRates | None:
+    """The rates of one request without context. None if the model or the GPU is not modelled, and for several machines."""
+    modelled = _modelled(configuration, None, model)
     if modelled is None:
         return None
-    work = _work(configuration, 1, None, known)
+    work = _work(configuration, 1, None)
     step = expected_step(*modelled, work).seconds
-    return SingleRequest(
-        roofline.roofline(*modelled, work, 1.0), roofline.ceiling(*modelled, work), (1 / step, (1 + work.drafts) / step)
-    )
+    highest = roofline.roofline(*modelled, work, 1.0)
+    return PlannedRates(1 / step, (1 + work.drafts) / step, highest, roofline.ceiling(*modelled, work))
 
 
 def _modelled(
-    configuration: Configuration, result: Result | None, known: RooflineInputs
+    configuration: Configuration, result: Result | None, served: RooflineModel | None
 ) -> tuple[RooflineModel, GpuKind] | None:
-    """The model and the GPU: those of the result, else of this host, else of the configuration.
+    """The served model, else that of the configuration, and the GPU of the result, else that of the configuration.
 
     None for several machines: the network between them is not modelled.
     """
     if configuration.hardware.nodes > 1:
         return None
-    model = known.model or roofline.model_of(configuration.model.repository)
-    names = differences.gpu_names(result) if result else known.gpus
+    model = served or roofline.model_of(configuration.model.repository)
+    names = differences.gpu_names(result) if result else ()
     detected = next((gpu for name in names or () if (gpu := roofline.gpu_kind(name))), None)
     gpu = detected or roofline.gpu_kind(configuration.hardware.gpu)
     return (model, gpu) if model and gpu else None
 
 
-def _work(configuration: Configuration, concurrency: int, case: MeasuredCase | None, known: RooflineInputs) -> Work:
+def _work(configuration: Configuration, concurrency: int, case: MeasuredCase | None) -> Work:
     # On average, half of the answer is in the context.
     context = case.context_tokens + case.output_tokens // 2 if case else 0
-    return Work(
-        concurrency,
-        context,
-        drafts_per_step(configuration),
-        configuration.hardware.gpus,
-        _cache_bytes(configuration),
-        known.all_reduce_us,
-    )
+    return Work(concurrency, context, drafts_per_step(configuration), configuration.hardware.gpus, _cache_bytes(configuration))
 
 
-def expected_cases(configuration: Configuration, results: Sequence[Result], known: RooflineInputs) -> tuple[ExpectedCase, ...]:
-    """What the configuration should do for each complete case of the results.
-
-    Without results: for the published concurrencies on this host's GPUs. Empty if the roofline does not cover the model or
-    the GPU.
-
-    Raises:
-        NotComparable: a result is of another model.
-    """
-    cases = []
-    for result in results:
-        for difference in differences.of_model(configuration, result):
-            if difference.field == "model":
-                raise NotComparable(
-                    f"the result of {result.environment.workload} is of {difference.here}, not of {difference.published}",
-                    "name the configuration that it was measured with",
-                )
-        modelled = _modelled(configuration, result, known)
-        for case in result.cases if modelled else ():
-            rate = _rate([case], "decode") if case.complete else None
-            if modelled and rate:
-                expected = expectation(*modelled, _work(configuration, case.concurrency, case, known), rate.acceptance)
-                cases.append(ExpectedCase(result.environment.workload, case.context_tokens, expected, rate.tok_s))
-    modelled = _modelled(configuration, None, known)
-    if modelled and not results and any(map(roofline.gpu_kind, known.gpus)):
-        for concurrency in sorted({reference.concurrency for reference in configuration.reference}):
-            expected = expectation(*modelled, _work(configuration, concurrency, None, known), None)
-            cases.append(ExpectedCase("", 0, expected, None))
-    return tuple(cases)
+def _expected(configuration: Configuration, result: Result) -> Iterator[str]:
+    """How far each complete case of a result is from the expected rate; nothing if the model or the GPU is not modelled."""
+    for difference in differences.of_model(configuration, result):
+        if difference.field == "model":
+            yield f"expected: unknown, the result is of {difference.here}, not of {difference.published}"
+            return
+    modelled = _modelled(configuration, result, None)
+    for case in result.cases if modelled else ():
+        rate = _rate([case], "decode") if case.complete else None
+        if modelled and rate:
+            expected = expectation(*modelled, _work(configuration, case.concurrency, case), rate.acceptance)
+            context = f" at context depth {case.context_tokens:,}" if case.context_tokens else ""
+            yield f"expected: concurrency {case.concurrency}{context}: {expected.statement(rate.tok_s)}"
 
 
 def comparisons(result: Result) -> list[str]:
@@ -379,10 +330,7 @@ def comparisons(result: Result) -> list[str]:
     configuration = configurations.load(name)
     measured = {case.concurrency for case in result.cases if case.complete}
     judgements = (each for each in judge(configuration, [result]).judgements if each.reference.concurrency in measured)
-    try:
-        lines = [f"expected: {case.text}" for case in expected_cases(configuration, [result], RooflineInputs())]
-    except NotComparable as error:
-        lines = [f"expected: unknown, {error.message}"]
+    lines = list(_expected(configuration, result))
     for each in judgements:
         figure = each.reference
         lines.append(f"published: concurrency {figure.concurrency}: {figure.value:g} tok/s; {each.text}; {figure.source}")

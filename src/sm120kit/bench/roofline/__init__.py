@@ -41,7 +41,7 @@ FLOPS_PER_PARAMETER = 2
 class Work:
     """A decoding load: requests at a context depth of ``context_tokens`` each, ``drafts`` draft tokens per step, on ``gpus``.
 
-    ``cache_bytes`` are per element of the KV cache. ``all_reduce_us`` is the measured time of 16 KiB; None: as published.
+    ``cache_bytes`` are per element of the KV cache.
     """
 
     concurrency: int
@@ -49,7 +49,6 @@ class Work:
     drafts: int
     gpus: int
     cache_bytes: float = 2.0
-    all_reduce_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,12 @@ def step(model: RooflineModel, gpu: GpuKind, work: Work, *, favourable: bool = F
     context = min(work.context_tokens, model.attended) if model.attended and favourable else work.context_tokens
     cached = work.concurrency * context * model.cache_elements(work.gpus) * work.cache_bytes / gpu.bandwidth
     drafting, flops = 0.0, model.main.parameters * tokens
-    reduces = ALL_REDUCES * model.layers * all_reduce_seconds(_message(model, tokens), work.gpus, work.all_reduce_us)
+    reduces = ALL_REDUCES * model.layers * all_reduce_seconds(_message(model, tokens), work.gpus)
     if model.draft and work.drafts:
         share = model.draft_layers / model.cache_layers
         drafting = work.drafts * (model.draft.bytes(work.concurrency, alike=favourable) / lane + cached * share)
         flops += model.draft.parameters * work.concurrency * work.drafts
-        small = all_reduce_seconds(_message(model, work.concurrency), work.gpus, work.all_reduce_us)
+        small = all_reduce_seconds(_message(model, work.concurrency), work.gpus)
         reduces += work.drafts * ALL_REDUCES * model.draft_layers * small
     return DecodeStep(
         weights=model.main.bytes(tokens, alike=favourable) / lane,

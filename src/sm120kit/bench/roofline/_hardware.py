@@ -62,15 +62,13 @@ EIGHT_GPUS_US = 26.2
 """The minimum for 8 GPUs: 32 KB over a ring of 2 channels, same wiki, optimization/nccl-tuning.md."""
 
 
-def all_reduce_seconds(size: float, gpus: int, measured_us: float | None = None) -> float:
-    """Seconds of an all-reduce of ``size`` bytes: the published times, scaled to the measured time of 16 KiB if there is one.
+def all_reduce_seconds(size: float, gpus: int) -> float:
+    """Seconds of an all-reduce of ``size`` bytes by the published times.
 
     Linear between the published sizes; proportional to the size beyond the largest.
     """
     if gpus == 1:
         return 0.0
-    if measured_us is not None:
-        return _published_us(size) * measured_us / _published_us(16 << 10) / 1e6
     return max(EIGHT_GPUS_US if gpus > 4 else 0.0, _published_us(size)) / 1e6
 
 
