@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -26,7 +25,6 @@ OUTPUT = "output, prefill included"
 """The quantity of a rate whose time has the prefill in it."""
 
 LABEL = "the model is a label; the tool did not query the server"
-QUEUED = "cases that are no faster than at a lower concurrency: requests may have waited, and how many ran is not in the file"
 UNKNOWN_USERS = "how many requests ran in parallel is unknown: the run has neither a limit nor mean latencies (mean_ttft_ms)"
 
 
@@ -73,53 +71,38 @@ def _whole(value: str | float) -> int:
 
 
 def _sweep(file: str, content: Content) -> Iterator[Figure]:
-    metadata = content["metadata"]
-    model = str(metadata["model"])
-    cases = [_sweep_case(file, model, metadata, row) for row in content["results"]]
-    for case, row in zip(cases, content["results"], strict=True):
-        alike = [other for other in cases if other.context_tokens == case.context_tokens]
-        as_fast = [other.concurrency or 0 for other in alike if 0 < case.tok_s < 1.05 * other.tok_s]
-        if "max_running_reqs" not in row and as_fast and min(as_fast) < row["concurrency"]:
-            case = replace(case, notes=(*case.notes, QUEUED))
-        yield case
+    model = str(content["metadata"]["model"])
+    for row in content["results"]:
+        yield _sweep_case(file, model, row)
     for context, row in (content.get("prefill") or {}).items():
-        tokens, seconds = _whole(row.get("prompt_tokens") or context), row["ttft_seconds"]
-        yield Figure(file, model, "prefill", 1, tokens, _real(row["tok_per_sec"]), seconds=seconds, notes=(LABEL,))
+        tokens = _whole(row.get("prompt_tokens") or context)
+        yield Figure(file, model, "prefill", 1, tokens, _real(row["tok_per_sec"]), seconds=row["ttft_seconds"], notes=(LABEL,))
 
 
-def _sweep_case(file: str, model: str, metadata: Content, row: Content) -> Figure:
-    concurrency, notes = _whole(row["concurrency"]), [LABEL]
+def _sweep_case(file: str, model: str, row: Content) -> Figure:
+    """A case; only a window that begins when all requests decode (``measurement_seconds``) has no prefill in it."""
     tok_s = _real(row["aggregate_tps"] if "aggregate_tps" in row else row["aggregate_tps_mean"])
     tokens, seconds = row.get("total_tokens"), row.get("measurement_seconds") or row.get("wall_time")
-    if tok_s == 0 and tokens and seconds and not row.get("num_errors"):
-        tok_s = tokens / seconds
-        notes.append("a rate that the file has as 0.0 is the quotient of its tokens and its time")
-    elif tokens and seconds and tok_s * seconds > 1.5 * tokens:
-        tokens = None
-        notes.append("token counts that are lower than the rate are not used: requests that were stopped count as events")
-    if tokens and _over_wall_time(metadata, row, tok_s) and seconds < 0.95 * (metadata.get("duration_per_test") or 0):
-        notes.append("the time of a case whose answers ended early has steps of 0.5 s")
-    acceptance = _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean")))
-    if acceptance and not row.get("server_spec_drafts"):
-        notes.append("an acceptance is that since the server's start, not of the case")
+    if tokens and seconds and tok_s * seconds > 1.5 * tokens:
+        tokens = None  # requests that were stopped count as events
     context = _whole(row["context_tokens"])
     return Figure(
         file,
         model,
-        OUTPUT if _prefill_share(metadata, row, tok_s) > 0.05 else "decode",
-        concurrency,
+        "decode" if row.get("measurement_seconds") else OUTPUT,
+        _whole(row["concurrency"]),
         round(row.get("input_seq_len_avg") or context) if context else 0,
         tok_s,
         row.get("aggregate_tps_stdev"),
         tokens,
         seconds,
-        acceptance,
-        _failure(metadata, row),
-        tuple(notes),
+        _share(row.get("server_spec_accept_rate", row.get("spec_accept_rate_mean"))),
+        _failure(row),
+        (LABEL,),
     )
 
 
-def _failure(metadata: Content, row: Content) -> str:
+def _failure(row: Content) -> str:
     """The reason why a case of a sweep is not of the concurrency that it names, "" if there is none."""
     concurrency, most = row["concurrency"], row.get("max_running_reqs") or 0
     if reason := row.get("failure_reason"):  # such as a loop of repeated text; the rate is a negative number then
@@ -130,37 +113,7 @@ def _failure(metadata: Content, row: Content) -> str:
         return f"{running:g} requests ran on average at concurrency {concurrency}: another client used the server"
     if 0 < most < concurrency:
         return f"at most {most} requests ran at concurrency {concurrency}"
-    if "measurement_seconds" not in row and (duration := metadata.get("duration_per_test")):
-        # Requests stop at their next event after the case and are abandoned after 30 s. Versions that count running requests
-        # begin when all of them run.
-        waited = row.get("ttft_p99", row.get("ttft_avg")) or 0 if "avg_running_reqs" in row else 0
-        if (row.get("wall_time") or 0) >= duration + 30 + waited:
-            return f"a request had no event for 30 s after the end of the case of {duration:g} s: the server hung, or it waited"
     return ""
-
-
-def _over_wall_time(metadata: Content, row: Content, tok_s: float) -> bool:
-    """Whether a rate is the quotient of tokens and wall time: that of the first versions, for servers other than SGLang.
-
-    Means of runs have neither; they are of these versions.
-    """
-    if "aggregate_tps_mean" in row:
-        return "version" not in metadata
-    tokens, wall = row.get("total_tokens"), row.get("wall_time")
-    return bool(tokens and wall and "measurement_seconds" not in row and abs(tok_s * wall - tokens) <= 0.003 * tokens)
-
-
-def _prefill_share(metadata: Content, row: Content, tok_s: float) -> float:
-    """The mean share of a rate's time in which a user waited for a first token."""
-    ttft, concurrency = row.get("ttft_avg", row.get("ttft_avg_mean")) or 0, row["concurrency"]
-    if window := row.get(
-        "measurement_seconds"
-    ):  # begins when all requests in parallel decode; a request that ends is followed by another
-        return _real(max(0, (row.get("request_count") or 0) - concurrency) * ttft / (concurrency * window))
-    wall = row.get("wall_time")
-    if not wall and tok_s > 0 and metadata.get("max_tokens"):  # until all answers or the time end
-        wall = min(metadata.get("duration_per_test") or float("inf"), metadata["max_tokens"] * concurrency / tok_s)
-    return _real(ttft / wall) if wall and _over_wall_time(metadata, row, tok_s) else 0.0
 
 
 def _share(value: float | None) -> float | None:

@@ -12,15 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from sm120kit.bench import _foreign_formats
-from sm120kit.bench._foreign_formats import OUTPUT, Figure
+from sm120kit.bench._foreign_formats import Figure
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
 
 SHORTEST_ANSWER = 200
 """Tokens per request below which start and end dominate a decode rate."""
-
-SPREAD = 0.05
-"""Share by which single runs differ: 4.3 % is the standard deviation of the three runs sglang_122b_x16 of rtx6kpro."""
 
 IMPOSSIBLE_PREFILL = 500_000
 """Tokens per second of prefill that no SM12x machine reaches: 8 GPUs of 1 PFLOP/s dense FP4 at 20 GFLOP per token (10 billion
@@ -36,31 +33,20 @@ class PublishedFigures:
 
 
 def read(paths: Sequence[Path]) -> PublishedFigures:
-    """Read the figures of several files, checked alone and against each other.
+    """Read the figures of several files.
 
     Raises:
         BadInput: no file can be read, or is of a known format.
     """
     accepted: list[Figure] = []
     refused: dict[str, str] = {}
-    pools: dict[int, tuple[str, str]] = {}
     for path in paths:
         try:
-            content = _load(path)
-            figures = _figures(path, content)
+            accepted += _figures(path, _load(path))
         except BadInput as error:
             refused[str(path)] = error.message
             if len(refused) == len(paths):
                 raise
-            continue
-        pool = _pool(content)
-        if pool and figures:
-            model = figures[0].model
-            other, file = pools.setdefault(pool, (model, path.name))
-            if other != model:
-                reason = f"its KV pool of {pool:,} tokens is that of {other} in {file}: the served model is not the named one"
-                figures = [replace(figure, refused=figure.refused or reason) for figure in figures]
-        accepted += _without_cached_prefill(_without_cached(figures))
     return PublishedFigures(tuple(accepted), refused)
 
 
@@ -122,13 +108,6 @@ def _figures(path: Path, content: Any) -> list[Figure]:
         raise BadInput(f"{path}: a case is not of its format: {reason}", "name a published result file") from error
 
 
-def _pool(content: Any) -> int:
-    """The size of the server's KV cache in tokens, 0 if the file does not have it."""
-    metadata = content.get("metadata") if isinstance(content, dict) else None
-    size = metadata.get("max_total_tokens") if isinstance(metadata, dict) else 0
-    return size if isinstance(size, int) and size < 2**31 - 1 else 0
-
-
 def _checked(figure: Figure) -> Figure:
     """A figure with the reason to refuse it, as far as it needs no other figure."""
     refused = figure.refused
@@ -140,45 +119,3 @@ def _checked(figure: Figure) -> Figure:
     elif not refused and each is not None and each < SHORTEST_ANSWER:
         refused = f"only {each:.0f} tokens for each request" + ("" if figure.seconds is None else f" in {figure.seconds:g} s")
     return replace(figure, refused=refused)
-
-
-def _without_cached(figures: Sequence[Figure]) -> list[Figure]:
-    """Refuse cases with context that are faster than the same case without it, by more than both spreads."""
-    plain = {(figure.what, figure.concurrency): figure for figure in figures if not figure.context_tokens}
-    checked = []
-    for figure in figures:
-        base = plain.get((figure.what, figure.concurrency))
-        if figure.what in ("decode", OUTPUT) and figure.context_tokens and base and not base.refused and not figure.refused:
-            spreads = [case.tok_s * SPREAD if case.spread is None else case.spread for case in (figure, base)]
-            if figure.tok_s > base.tok_s + sum(spreads):
-                reason = (
-                    f"faster with {figure.context_tokens:,} tokens of context than without ({base.tok_s:.1f}): "
-                    "other text with another acceptance, or a cache answered"
-                )
-                figure = replace(figure, refused=reason)
-        checked.append(figure)
-    return checked
-
-
-def _without_cached_prefill(figures: Sequence[Figure]) -> list[Figure]:
-    """Refuse prefill whose time cannot be that of prefill alone, by that of a shorter prompt.
-
-    It took less than half of that time, or four times as much as attention, which grows with the square, would make of it.
-    """
-    longest: Figure | None = None
-    refused: dict[int, str] = {}
-    for number, figure in sorted(enumerate(figures), key=lambda numbered: numbered[1].context_tokens):
-        if figure.what != "prefill" or figure.refused or figure.seconds is None:
-            continue
-        if longest and longest.seconds and figure.context_tokens > longest.context_tokens:
-            took = f"{figure.seconds:g} s, but {longest.context_tokens:,} tokens took {longest.seconds:g} s"
-            growth = (figure.context_tokens / longest.context_tokens) ** 2
-            if figure.seconds < longest.seconds / 2:
-                refused[number] = f"{took}: not both are times of prefill alone"
-                continue
-            if figure.seconds > 4 * growth * longest.seconds:
-                refused[number] = f"{took}: the request hung or waited"
-                continue
-        if longest is None or figure.seconds > (longest.seconds or 0):
-            longest = figure
-    return [replace(figure, refused=refused.get(number, figure.refused)) for number, figure in enumerate(figures)]
