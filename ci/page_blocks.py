@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grimp
 
-from sm120kit.bench.reproduce import RooflineInputs, expected_cases
+from sm120kit.bench.reproduce import planned_rates
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration, Reference
 
@@ -126,15 +126,12 @@ def _source(text: str) -> str:
 
 def _expected(configuration: Configuration) -> str:
     """The expected rate at that concurrency; with drafts, at acceptance rates 0 to 1."""
-    gpus = (configuration.hardware.gpu,) * configuration.hardware.gpus
-    cases = expected_cases(configuration, (), RooflineInputs(gpus=gpus))
     figure = _figure(configuration)
-    concurrency = figure.concurrency if figure else 1
-    found = next((case.expected for case in cases if case.expected.concurrency == concurrency), None)
-    if found is None:
+    rates = planned_rates(configuration, concurrency=figure.concurrency if figure else 1)
+    if rates is None:
         return "not modelled"
-    least, most = (concurrency * tokens / found.step.seconds for tokens in (1, found.at_most))
-    return f"{least:.0f}" if found.at_most == 1 else f"{least:.0f} to {most:.0f}"
+    least, most = f"{rates.expected_low:.0f}", f"{rates.expected_high:.0f}"
+    return least if least == most else f"{least} to {most}"
 
 
 BLOCKS: Mapping[str, tuple[str, Callable[[], str]]] = {

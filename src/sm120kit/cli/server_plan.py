@@ -82,7 +82,7 @@ def _rates(served: ModelToServe) -> PlannedRates | None:
 
     listed = roofline.model_of(served.configuration.model.repository)
     model = listed or (roofline.model_from(served.files) if served.files and served.facts else None)
-    return reproduce.single_request(served.configuration, model)
+    return reproduce.planned_rates(served.configuration, model)
 
 
 def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:

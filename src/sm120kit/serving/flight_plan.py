@@ -72,7 +72,7 @@ class PlannedDownload:
 
 @dataclass(frozen=True)
 class PlannedRates:
-    """Tokens per second of one request without context: expected at acceptance rates 0 and 1, bounds at 1."""
+    """Total tokens per second without context: expected at acceptance rates 0 and 1, bounds at 1."""
 
     expected_low: float
     expected_high: float

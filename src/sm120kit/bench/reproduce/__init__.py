@@ -18,7 +18,7 @@ from sm120kit.bench.reproduce._judging import (
     ReproductionVerdict,
     comparisons,
     judge,
-    single_request,
+    planned_rates,
 )
 from sm120kit.bench.result_file import Machine, Result
 from sm120kit.bench.workload import Case, NamedWorkload
@@ -43,8 +43,8 @@ __all__ = [
     "judge",
     "measurements",
     "plan",
+    "planned_rates",
     "result_path",
-    "single_request",
 ]
 
 

@@ -271,15 +271,17 @@ def _bound(
     )
 
 
-def single_request(configuration: Configuration, model: RooflineModel | None = None) -> PlannedRates | None:
-    """The rates of one request without context. None if the model or the GPU is not modelled, and for several machines."""
+def planned_rates(
+    configuration: Configuration, model: RooflineModel | None = None, concurrency: int = 1
+) -> PlannedRates | None:
+    """The total rates without context. None if the model or the GPU is not modelled, and for several machines."""
     modelled = _modelled(configuration, None, model)
     if modelled is None:
         return None
-    work = _work(configuration, 1, None)
-    step = expected_step(*modelled, work).seconds
+    work = _work(configuration, concurrency, None)
+    least = concurrency / expected_step(*modelled, work).seconds
     highest = roofline.roofline(*modelled, work, 1.0)
-    return PlannedRates(1 / step, (1 + work.drafts) / step, highest, roofline.ceiling(*modelled, work))
+    return PlannedRates(least, (1 + work.drafts) * least, highest, roofline.ceiling(*modelled, work))
 
 
 def _modelled(
