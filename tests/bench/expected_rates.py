@@ -1,4 +1,4 @@
-"""Fit the expected rate to the published ones, and write its errors to docs/measurements/roofline-error.md.
+"""Fit the expected rate to the published ones, and write its errors to docs/measurements/rates.md.
 
     python tests/bench/expected_rates.py
 

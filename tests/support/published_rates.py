@@ -1,4 +1,4 @@
-"""Published decode rates: the fit of the expected rate, its errors, and the tables of docs/measurements/roofline-error.md."""
+"""Published decode rates: the fit of the expected rate, its errors, and the tables of docs/measurements/rates.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work
 from sm120kit.bench.roofline.expected import CALIBRATION, Calibration, calibrated
 
 DATA = Path(__file__).parents[1] / "unit/data/roofline/published.toml"
-PAGE = Path(__file__).parents[2] / "docs/measurements/roofline-error.md"
+PAGE = Path(__file__).parents[2] / "docs/measurements/rates.md"
 CONTEXT = 300
 """Average tokens of a user in a published case without context: prompt and half of the answer. The effect is small."""
 GRID = tuple(

@@ -237,7 +237,7 @@ def test_program_of_a_finding_prints_what_its_page_shows(name: str, tmp_path: Pa
 
 
 def test_table_of_errors_is_that_of_the_code() -> None:
-    table = re.findall(r"^\| (\d+) \| `([a-z-]+)` \| (.+) \|$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| (\d+) \| `([a-z-]+)` \| (.+) \|$", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE)
     stated = [(int(code), kind, meaning) for code, kind, meaning in table if kind != "usage"]
     summaries = [" ".join(str(family.__doc__).partition("\n\n")[0].split()).removesuffix(".") for family in errors.families()]
     assert stated == [
@@ -252,7 +252,7 @@ def exit_codes(page: Path) -> Iterator[int]:
         yield from map(int, re.findall(r"\d+", listed))
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         header, *rows = ([cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines())
-        if "exit code" in header and page.name != "errors.md":
+        if "exit code" in header and page.name != "configuration.md":
             column = header.index("exit code") - len(header)
             yield from (int(code) for row in rows for code in re.findall(r"\d+", row[column]))
 

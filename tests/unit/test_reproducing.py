@@ -521,13 +521,13 @@ DECODE = "sustained-decode"
     ],
 )
 def test_documentation_has_the_verdicts(row: str, published_and_measured: Any) -> None:
-    document = (Path(__file__).parents[2] / "docs" / "measurements" / "bench-client.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "measurements" / "rates.md").read_text()
     (line,) = [line for line in document.splitlines() if line.startswith(f"| {row}")]
     assert line.endswith(f" | {again(*published_and_measured)} |")
 
 
 def test_documentation_has_the_ceilings() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "measurements" / "bench-client.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "measurements" / "rates.md").read_text()
     for configuration, value in ((A, 198.0), (B, 278.0)):
         bound = judged(configuration, value).bound
         assert bound and f"ceiling of {bound.ceiling:,.0f} tok/s" in document
@@ -564,7 +564,7 @@ def verdicts_by_speed() -> list[str]:
 
 
 def test_documentation_has_the_verdicts_by_speed() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "measurements" / "bench-client.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "measurements" / "rates.md").read_text()
     assert "\n".join(verdicts_by_speed()) in document
 
 

@@ -2,7 +2,7 @@
 
 ``message`` states the fact with its values and ``hint`` the remedy. Any other exception is a bug and keeps its traceback. Exit
 codes 0, 1 and 2 are reserved: success, a result that is negative, and wrong usage of the command line. The first line of a
-family's docstring is its line in the table of docs/errors.md. Subclasses are for code that treats them differently.
+family's docstring is its line in the table of docs/configuration.md. Subclasses are for code that treats them differently.
 """
 
 from __future__ import annotations

@@ -393,5 +393,5 @@ def require_pin_of_flashinfer(engine: str, version: str, required: Mapping[str, 
     problem = f"requires {requirement}" if requirement else f"does not require {FLASHINFER}"
     raise ResolutionFailed(
         f"{title(engine)} {version} {problem}: a recipe needs one version of FlashInfer",
-        "write the recipe by hand, see docs/recipes.md",
+        "write the recipe by hand, see docs/update.md",
     )

@@ -35,7 +35,7 @@ def read(path: Path) -> Recipe:
     Raises:
         BadInput: the file is not well-formed; the message lists every problem.
     """
-    data = read_toml(path, "docs/recipes.md describes recipes")
+    data = read_toml(path, "docs/update.md describes recipes")
     hint = "correct the file and run `sm120kit recipe check` again"
     engine = str(data.get("engine", FLASHINFER_KEY))
     if engine not in known_engines():

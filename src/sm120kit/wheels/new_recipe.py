@@ -203,7 +203,7 @@ class RecipeMaker:
             released = [file.version for file in files or self._files(distribution(engine))]
             others = [each for each in _versions(engine) if Version(each) != Version(version)]
             if not others:
-                raise NotFound(f"there is no recipe of {engine} to draft from", "write the first one, see docs/recipes.md")
+                raise NotFound(f"there is no recipe of {engine} to draft from", "write the first one, see docs/update.md")
             path = recipes.locate(f"{engine}-{drafts.nearest(version, others, released)}")
         return Template(path.stem, read_toml(path), path.read_text(encoding="utf-8")), variant
 

@@ -23,7 +23,7 @@ class Calibration:
 
 
 CALIBRATION = Calibration(layer_seconds=100e-6, wait_seconds=30e-6, gb10_share=0.74)
-"""The minimum of the mean absolute error over the tables in docs/measurements/roofline-error.md."""
+"""The minimum of the mean absolute error over the tables in docs/measurements/rates.md."""
 MEAN_ERROR = 0.13
 """Mean absolute error over the same tables, each with the costs fitted to the others."""
 
