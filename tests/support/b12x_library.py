@@ -7,18 +7,38 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import b12x
 from sm120kit.recipes import target as targets
+from sm120kit.sources import wheelhouse
 from sm120kit.sources.run_options import Options
+from sm120kit.wheels import parser_options
+from sm120kit.wheels.overlay import locked_wheels, write_patched_members
 
 RECIPE = "sglang-0.5.11-b12x"
 ENGINE = data_root() / "image_programs"
+
+
+LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
+"""Locked distributions of the environment, beside torch."""
+
+
+def environment(target: targets.EngineTarget, scratch: Path, *, patched: bool) -> Path:
+    """The Python of a new environment with the locked b12x and DSL; with ``patched``, b12x has the recipe's patches."""
+    options, locked = target.options, locked_wheels(target)
+    names = [f"{wheel.name}=={wheel.version}" for wheel in locked.values() if LIBRARIES.match(wheel.name)]
+    python = parser_options.environment(scratch, names, options.workspace, options.origin)
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    for source in target.patched:
+        if patched and source.pin.project == "b12x":
+            (wheel,) = wheelhouse([locked["b12x"]], options.workspace, options.origin)
+            write_patched_members("b12x", source.tree, wheel, site)
+    return python
 
 
 class Library:
@@ -29,7 +49,7 @@ class Library:
         assert isinstance(target, targets.EngineTarget)
         self.target = target
         self.environment = os.environ | {"CUTE_DSL_ARCH": "sm_120a", "HOME": str(scratch)}
-        self.python = b12x.environment(target, scratch, patched=patched)
+        self.python = environment(target, scratch, patched=patched)
         self.request = scratch / "request.json"
         self.request.write_text(json.dumps(request))
 

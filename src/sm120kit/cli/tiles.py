@@ -12,7 +12,6 @@ import typer
 from sm120kit.cli import plugins
 from sm120kit.cli.options import SourceRecipeName, Sources
 from sm120kit.core import console
-from sm120kit.images import b12x
 from sm120kit.kernels import tables, tile_records
 from sm120kit.kernels.kernel_records import TileFacts
 from sm120kit.kernels.tiles import compare_tiles
@@ -54,9 +53,6 @@ def tiles_(
     with "no" under generated are of interest, but the engine does not instantiate them. A tile that fits can still compute
     wrong numbers: with sm12x-lab installed, --emulate checks them. Speed and the instructions themselves are unverified on
     SM120.
-
-    With a recipe with a table of kernels of b12x, the tiles are those of these kernels. CuTe DSL compiles them in a temporary
-    environment, which takes 8 GB of disk; they are not emulated.
     """
     if emulate and _tile_numbers() is None:
         raise plugins.required("--emulate")
@@ -66,15 +62,11 @@ def tiles_(
     if write:
         console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target, patched=True))}")
         return
-    if target.engine and target.recipe.b12x:
-        before = b12x.tiles(target.engine, patched=False)
-        after = b12x.tiles(target.engine, patched=True) if patched else before
-    else:
-        target = tables.require_tiles(target)
-        before = _with_numbers(target, tables.tiles(target, patched=False), patched=False, emulated=emulate)
-        after = before
-        if patched:
-            after = _with_numbers(target, tables.tiles(target, patched=True), patched=True, emulated=emulate)
+    target = tables.require_tiles(target)
+    before = _with_numbers(target, tables.tiles(target, patched=False), patched=False, emulated=emulate)
+    after = before
+    if patched:
+        after = _with_numbers(target, tables.tiles(target, patched=True), patched=True, emulated=emulate)
     if as_json:
         sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
         console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})

@@ -1,9 +1,8 @@
-"""Kernels of b12x that are compiled without a GPU: into an image, as entries of b12x's cache, or for a table of their tiles.
+"""Kernels of b12x that are compiled without a GPU, into an image as entries of b12x's cache.
 
 The image of all other layers runs ``compile.py``, so that the entries have the key that b12x computes in it: bytes of b12x,
 versions of Python, torch, the DSL and cuda-bindings, and variables such as ``CUDA_HOME`` and ``CUTE_DSL_ARCH``
-(``b12x/cute/runtime_patches.py`` of 0.8.3). Entries lie beside the entrypoint, which copies them to b12x's cache. For a table,
-an environment with the locked b12x and its DSL takes the place of the image.
+(``b12x/cute/runtime_patches.py`` of 0.8.3). Entries lie beside the entrypoint, which copies them to b12x's cache.
 """
 
 from __future__ import annotations
@@ -14,25 +13,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.core import process, reporting
-from sm120kit.core.data_roots import data_root
-from sm120kit.core.digests import digest_of
-from sm120kit.core.disk import require_disk
+from sm120kit.core import reporting
 from sm120kit.core.errors import CommandFailed
 from sm120kit.core.outside import parse_json
-from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin.cubin_records import Kernel
-from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, NumericResult, Tile, TileFacts
-from sm120kit.kernels.tiles.introspect import TileFactsRecord
-from sm120kit.recipes.target import EngineTarget, PatchSource
-from sm120kit.sources import wheelhouse
-from sm120kit.wheels import parser_options
-from sm120kit.wheels.overlay import locked_wheels, write_patched_members
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
 
 if TYPE_CHECKING:
     from sm120kit.images._layers import LayerWriter
@@ -46,9 +34,6 @@ DIRECTORY = "opt/sm120kit/b12x"
 ARCH = "sm_120a"
 NAME = "b12x"
 """The distribution, its package, and the project of its patch series."""
-
-LIBRARIES = re.compile(r"(b12x|nvidia-cutlass-dsl.*|cuda-(python|bindings|pathfinder)|triton|numpy)$")
-"""Locked distributions of an environment that compiles kernels of b12x, beside torch."""
 
 _ENTRY = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.o")
 _HINT = "`b12x` in the recipe lists them; its locked b12x and CuTe DSL must belong together"
@@ -154,83 +139,3 @@ def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
     layer.file(f"{DIRECTORY}/kernels.json", [record], len(record))
     for path, content in sorted(compiled.contents.items()):
         layer.file(f"{DIRECTORY}/entries/{path}", [content], len(content))
-
-
-def environment(target: EngineTarget, scratch: Path, *, patched: bool) -> Path:
-    """The Python of a new environment below ``scratch`` with the locked b12x and DSL, and a torch for the CPU.
-
-    With ``patched``, files of b12x are those with the recipe's patch series.
-    """
-    options, locked = target.options, locked_wheels(target)
-    python = parser_options.environment(scratch, _locked(target), options.workspace, options.origin)
-    (site,) = python.parents[1].glob("lib/python*/site-packages")
-    for source in _sources(target, patched):
-        (wheel,) = wheelhouse([locked[NAME]], options.workspace, options.origin)
-        write_patched_members(NAME, source.tree, wheel, site)
-    return python
-
-
-def _sources(target: EngineTarget, patched: bool) -> list[PatchSource]:
-    """The source of b12x's patch series, if the recipe has it and it is applied."""
-    return [source for source in target.patched if source.pin.project == NAME and patched]
-
-
-def _locked(target: EngineTarget) -> list[str]:
-    return [f"{wheel.name}=={wheel.version}" for wheel in locked_wheels(target).values() if LIBRARIES.match(wheel.name)]
-
-
-def tiles(target: EngineTarget, *, patched: bool) -> tuple[TileFacts, ...]:
-    """The tiles of the kernels of b12x that a recipe's table lists, compiled in a temporary environment if that is not cached.
-
-    The kernels are those of b12x with the recipe's patch series, or without. Kernels with equal facts are listed once.
-    ``smem_bytes`` includes static shared memory.
-
-    Raises:
-        CommandFailed: the environment cannot be created, or a kernel cannot be compiled or launched.
-        ResourceUnavailable: the environment does not fit.
-    """
-    assert target.recipe.b12x is not None
-    workspace, name = target.options.workspace, target.recipe.name
-    program, request = data_root() / "image_programs" / PROGRAM, target.recipe.b12x.model_dump(mode="json")
-    sources = [program.read_text(), Path(__file__).read_text()]
-    series = [file for source in _sources(target, patched) for file in source.files.items() if f"/{NAME}/" in file[0]]
-    key = digest_of(["b12x", request, sources, parser_options.TORCH, series, *_locked(target)])
-    record = workspace.cache / "tiles" / "tables" / f"{key}.json"
-    if record.is_file():
-        return read_record(TileFactsRecord, record).facts
-    require_disk(workspace.root, parser_options.DISK_BYTES, f"an environment for the kernels of b12x of {name}")
-    with workspace.scratch() as scratch:
-        with reporting.step(f"installing the b12x and the CuTe DSL of {name}"):
-            python = environment(target, scratch, patched=patched)
-        listed = scratch / "request.json"
-        listed.write_text(json.dumps(request))
-        variables = {"CUTE_DSL_ARCH": ARCH, "HOME": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
-        with reporting.step(f"compiling the kernels of b12x of {name}"):
-            done = process.run([python, program, listed], env=variables, check=False)
-        try:
-            compiled = Compiled.of(done.returncode, done.stdout, done.stderr)
-        except ValueError as error:
-            raise CommandFailed(f"kernels of b12x of {name} could not be compiled: {error}", _HINT) from error
-        facts = []
-        for path, entry in compiled.kernels.items():
-            code = scratch / path.replace("/", "-")
-            code.write_bytes(compiled.contents[path])
-            kernels = [kernel for image in cubin.read(code) for kernel in image.kernels]
-            facts += [_facts(launch, size) for launch, size in entry.shared_bytes(kernels).items()]
-    unique = tuple(sorted(set(facts), key=lambda fact: (fact.tile.family, fact.tile.m, fact.tile.n)))
-    write_record(record, TileFactsRecord(unique))
-    return unique
-
-
-def _facts(launch: Launch, shared_bytes: int) -> TileFacts:
-    """The facts of a launch of ``compile.py``, whose calls have NVFP4 operands and BF16 results."""
-    m, n, k = map(int, launch.tile.split("x"))
-    return TileFacts(
-        Tile(launch.kernel, "nvfp4", m, n, k, "none", False, "bf16"),
-        generated=True,
-        compiles=True,
-        stages=launch.stages,
-        smem_bytes=shared_bytes,
-        k_blocks=launch.k_blocks,
-        numbers=NumericResult(why="kernels of CuTe DSL are not emulated"),
-    )

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,7 @@ import pytest
 from b12x_library import ENGINE, Library
 
 from sm12x_lab.ptx import ptx_session
-from sm120kit.core.workspace import Workspace
-from sm120kit.images import b12x
 from sm120kit.kernels import cubin
-from sm120kit.recipes.schema import B12xTable
-from sm120kit.sources.run_options import Options
 
 LAYER = {"experts": 256, "hidden": 3072, "inner": 512, "top_k": 8, "tokens": [192, 72, 6, 1]}
 """The experts of qwen3.5-122b-nvfp4-2x-rtx-pro-6000 on one of its GPUs: kernels dynamic, static twice, and micro."""
@@ -129,16 +124,6 @@ def test_kernel_with_too_much_shared_memory_is_an_error(library: Library, tmp_pa
     assert not (tmp_path / "cache").exists()
     (kernel,) = library.compile(tmp_path / "cache")["kernels"]
     assert [(launch["stages"], launch["shared_bytes"]) for launch in kernel["launches"]] == [(3, 89_088)]
-
-
-def test_table_of_tiles(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(b12x, "environment", lambda *arguments, **options: library.python)
-    monkeypatch.setattr(b12x, "_locked", lambda target: [])
-    recipe = library.target.recipe.model_copy(update={"b12x": B12xTable.model_validate(REQUEST)})
-    flashinfer = replace(library.target.flashinfer, options=Options(Workspace.open(tmp_path)))
-    facts = b12x.tiles(replace(library.target, recipe=recipe, flashinfer=flashinfer), patched=False)
-    assert {(fact.tile.family, fact.tile.shape, fact.stages, fact.smem_bytes) for fact in facts} == SHARED_MEMORY
-    assert all(fact.fits and fact.k_blocks == 2 for fact in facts)
 
 
 def test_ptx_of_the_dense_kernel_is_rewritten_and_assembled_for_hopper(library: Library, tmp_path: Path) -> None:
