@@ -27,6 +27,7 @@ from typing import Any
 from sm120kit import recipes
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import backends, checks
+from sm120kit.kernels import driver_stub
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
 from sm120kit.sources import resolver, wheelhouse
@@ -167,9 +168,8 @@ def entry(configuration: configurations.Configuration, answer: dict[str, Any] | 
 
 def write_stub(site: Path, directory: Path) -> None:
     """Write the stub of the CUDA driver that the checks of images use, for all libraries of an environment."""
-    stub = load_module(SUITES / "driver_stub.py")
-    names = stub.imported_names(path for path in site.rglob("*.so*") if path.is_file())
-    (directory / stub.SONAME).write_bytes(stub.library(names))
+    names = driver_stub.imported_names(path for path in site.rglob("*.so*") if path.is_file())
+    (directory / driver_stub.SONAME).write_bytes(driver_stub.library(names))
 
 
 def load_module(path: Path) -> ModuleType:

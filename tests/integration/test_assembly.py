@@ -22,10 +22,11 @@ from small_engine import make_wheel
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, CommandFailed, Mismatch, NotTrusted
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import _image_cuda_home, _rootfs, _wheel_layers, image_inputs
+from sm120kit.images import _rootfs, _wheel_layers, image_inputs
 from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
 from sm120kit.images._layers import LayerWriter
 from sm120kit.images.oci import Layout
+from sm120kit.kernels import driver_stub
 from sm120kit.sources.source_records import LockedWheel
 
 SITE = f"opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
@@ -317,7 +318,7 @@ def test_bytecode_is_that_of_compileall(tmp_path: Path) -> None:
 
 def test_driver_stub_links_and_loads(tmp_path: Path) -> None:
     stub = tmp_path / "libcuda.so"
-    stub.write_bytes(_image_cuda_home.driver_stub(CUDA_H.decode(), "amd64" if os.uname().machine == "x86_64" else "arm64"))
+    stub.write_bytes(driver_stub.link_stub(CUDA_H.decode(), os.uname().machine))
     assert ctypes.CDLL(str(stub)).cuMemAlloc_v2() == 34
     (tmp_path / "main.c").write_text("int cuInit(unsigned); int main(void) { return cuInit(0); }\n")
     subprocess.run(["cc", "main.c", "-L.", "-lcuda", "-o", "main"], cwd=tmp_path, check=True)

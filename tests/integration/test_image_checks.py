@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.images import checks
+from sm120kit.images.checks._suite_programs import RUNNER
 
 IMAGE = Path(checks.__file__).parent / "suites"
 SOURCE = """
@@ -47,8 +49,8 @@ def test_library_that_links_the_driver_loads_with_the_stub(tmp_path: Path) -> No
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "checks.py").write_text(SUITE)
     (tmp_path / "expected.json").write_text("{}")
-    for name in ("run.py", "driver_stub.py"):
-        (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
+    for name, program in RUNNER.items():
+        shutil.copy(program, tmp_path / name)
     done = subprocess.run(
         [tmp_path / "venv/bin/python", "run.py", "expected.json", "small"], cwd=tmp_path, capture_output=True, text=True
     )

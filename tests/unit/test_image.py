@@ -25,6 +25,7 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _base, checks, delivery, image_inputs, published_images
 from sm120kit.images._layers import LayerWriter
+from sm120kit.images.checks._suite_programs import RUNNER
 from sm120kit.images.dockerfile import export_dockerfile
 from sm120kit.images.image_index import FORMAT, PublishedIndex, find_image, read_index
 from sm120kit.images.image_records import (
@@ -193,8 +194,8 @@ def check_leaves(expected): raise SystemExit(0)
 
 
 def test_runner_reports_every_result(tmp_path: Path) -> None:
-    for name in ("run.py", "driver_stub.py"):
-        shutil.copy(Path(checks.__file__).parent / "suites" / name, tmp_path)
+    for name, program in RUNNER.items():
+        shutil.copy(program, tmp_path / name)
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "checks.py").write_text(SUITE)
     (tmp_path / "expected.json").write_text('{"word": "hello"}')

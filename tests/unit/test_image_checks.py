@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import py_compile
+import shutil
 import struct
 import subprocess
 import sys
@@ -27,7 +28,9 @@ from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
 from sm120kit.images import checks, image_verification
 from sm120kit.images.checks import _image_checks, _outside
+from sm120kit.images.checks._suite_programs import RUNNER
 from sm120kit.images.image_records import Check, CheckResult, Image
+from sm120kit.kernels import driver_stub
 
 IMAGE = Path(checks.__file__).parent / "suites"
 
@@ -36,9 +39,10 @@ IMAGE = Path(checks.__file__).parent / "suites"
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Load ``run``, ``driver_stub`` or a suite, as the runner does."""
     monkeypatch.syspath_prepend(str(IMAGE))
+    monkeypatch.setitem(sys.modules, "driver_stub", driver_stub)
 
     def load(name: str) -> ModuleType:
-        path = IMAGE / f"{name}.py" if (IMAGE / f"{name}.py").is_file() else IMAGE / name / "checks.py"
+        path = RUNNER.get(f"{name}.py", IMAGE / name / "checks.py")
         spec = importlib.util.spec_from_file_location(f"checks_{name}" if path.name == "checks.py" else name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -149,8 +153,8 @@ reason = "the base's"
 
 
 def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
-    for name in ("run.py", "driver_stub.py"):
-        (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
+    for name, program in RUNNER.items():
+        shutil.copy(program, tmp_path / name)
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "checks.py").write_text(SUITE)
     (tmp_path / "small" / "allowed.toml").write_text(ALLOWED)
@@ -198,8 +202,8 @@ def check_module(expected): meet("two", "one"); return {"home of a module": os.e
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_checks_that_start_programs_run_beside_the_others(tmp_path: Path, ends: bool) -> None:
-    for name in ("run.py", "driver_stub.py"):
-        (tmp_path / name).write_bytes((IMAGE / name).read_bytes())
+    for name, program in RUNNER.items():
+        shutil.copy(program, tmp_path / name)
     (tmp_path / "small").mkdir()
     end = "    if 'ends' in expected: os.kill(os.getpid(), 9)\n    subprocess"
     (tmp_path / "small" / "checks.py").write_text(MEETING.replace("    subprocess", end))
@@ -371,23 +375,6 @@ def test_base_file_of_which_the_wheels_record_is_wrong_is_reported(tree: tuple[A
     (site / "one.py").unlink()
     with pytest.raises(AssertionError, match=r"one\.py: No such file"):
         base.check_files({"wrong_record": {"one": ["one.*"]}})
-
-
-def test_large_file_that_a_wheel_has_twice_must_be_hard_links(tree: tuple[Any, Path]) -> None:
-    base, site = tree
-    content = bytes(base.LARGE)
-    (info,) = site.glob("*.dist-info")
-    for name in ("libx.so", "libx.so.1"):
-        (site / name).write_bytes(content)
-    with (info / "RECORD").open("a") as record:
-        record.writelines(
-            f"\n{name},sha256={hash_of(content)},{len(content)}" for name in ("libx.so", "libx.so.1", "absent.so")
-        )
-    with pytest.raises(AssertionError, match=r"libx\.so and .*libx\.so\.1"):
-        base.check_duplicates({})
-    (site / "libx.so").unlink()
-    (site / "libx.so").hardlink_to(site / "libx.so.1")
-    assert base.check_duplicates({}) == {"large files": "1"}
 
 
 def test_bytecode_of_a_file_with_dots_in_its_name(tree: tuple[Any, Path]) -> None:
@@ -763,9 +750,9 @@ def run_engine(
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))
     directory = tmp_path / "checks"
     programs = ("engine/checks.py", "engine/gpu.py", "engine/select_backends.py", f"{kind}/checks.py", f"{kind}/backends.py")
-    for path in ("run.py", "driver_stub.py", *programs):
+    for path, program in (RUNNER | {path: IMAGE / path for path in programs}).items():
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / path).write_bytes((IMAGE / path).read_bytes())
+        shutil.copy(program, directory / path)
     (tmp_path / "libcuda.so.1").write_bytes(driver_stub)
     environment = {**os.environ, "PYTHONPATH": str(site), "ENGINE_SETTING": "1", "LD_LIBRARY_PATH": str(tmp_path)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
+from sm120kit.kernels import driver_stub
 from sm120kit.recipes import arguments
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +49,7 @@ def start(image: Path, *argv: str, driver: bytes = b"") -> subprocess.Popen[str]
 
 @pytest.fixture
 def driver() -> bytes:
-    path = ROOT / "src/sm120kit/images/checks/suites/driver_stub.py"
-    spec = importlib.util.spec_from_file_location("driver_stub", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return bytes(module.library(["cuInit"]))
+    return driver_stub.library(["cuInit"])
 
 
 @pytest.mark.parametrize("option", ["--help", "-h", "--help=ModelConfig"])

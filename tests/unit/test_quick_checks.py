@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,7 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs, checks
 from sm120kit.images.checks import ExpectedImage, _image_checks
+from sm120kit.images.checks._suite_programs import RUNNER
 from sm120kit.images.checks.quick import Baseline, find_baseline, left_out
 from sm120kit.images.image_records import Check, CheckResult, Image, VerifiedImage
 from sm120kit.images.local_images import LocalImages
@@ -136,8 +138,8 @@ def check_module(expected): import absent_module
 
 def run_suite(tmp_path: Path, expected: Mapping[str, object], suite: str = "small") -> dict[str, dict[str, object]]:
     (tmp_path / suite).mkdir()
-    for name in ("run.py", "driver_stub.py"):
-        (tmp_path / name).write_bytes((SUITES / name).read_bytes())
+    for name, program in RUNNER.items():
+        shutil.copy(program, tmp_path / name)
     own = SUITES / suite / "checks.py"
     (tmp_path / suite / "checks.py").write_text(own.read_text() if own.is_file() else CHECKS)
     for name, text in (("first", ""), ("second", ""), ("broken", "import absent_module")):

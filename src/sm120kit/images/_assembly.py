@@ -22,13 +22,16 @@ from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, BadRecord, CommandFailed
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.images import _image_cuda_home, _rootfs, _wheel_layers, b12x
+from sm120kit.images import _rootfs, _wheel_layers, b12x
 from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
+from sm120kit.images._image_cuda_home import write_cuda_home
 from sm120kit.images._layers import LayerWriter
 from sm120kit.images._wheel_layers import VENV, Exceptions, WheelContents
 from sm120kit.images.image_inputs import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.oci import Descriptor, Layout
+from sm120kit.kernels.driver_stub import link_stub
+from sm120kit.sources.debian import ARCHITECTURES
 from sm120kit.sources.source_records import LockedWheel
 
 FORMAT = 4
@@ -405,11 +408,12 @@ def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel], absent: froze
     }
     libraries = sorted(name for name in entries if name.startswith("lib"))
     architecture = inputs.base.config["architecture"]
+    machine = next(machine for machine, name in ARCHITECTURES.items() if name == architecture)
 
     def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
         wheel = owners[header]
         text = _wheel_layers.read_file(wheel, inputs.files(wheel), f"{_CUDA}/include/cuda.h").decode(errors="replace")
-        _image_cuda_home.write_cuda_home(layer, directory, libraries, _image_cuda_home.driver_stub(text, architecture))
+        write_cuda_home(layer, directory, libraries, link_stub(text, machine))
 
     key = ["cuda home", libraries, inputs.contents[owners[header]].files[header], architecture]
     return inputs.layer("CUDA home", key, 0, write)

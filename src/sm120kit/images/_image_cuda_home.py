@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from sm120kit.images._layers import LayerWriter
-from sm120kit.images.checks.suites.driver_stub import library
-from sm120kit.sources.debian import ARCHITECTURES
 
 _HOME = "opt/cuda"
-_STUB_LIBRARY = 34
-"""CUDA_ERROR_STUB_LIBRARY (cuda.h)."""
 
 
 def write_cuda_home(layer: LayerWriter, wheels: str, libraries: Iterable[str], stub: bytes) -> None:
@@ -34,13 +29,3 @@ def write_cuda_home(layer: LayerWriter, wheels: str, libraries: Iterable[str], s
         for name, target in sorted(links.items()):
             layer.symlink(f"{_HOME}/{directory}/{name}", target)
     layer.file(f"{_HOME}/lib64/stubs/libcuda.so", [stub], len(stub), mode=0o755)
-
-
-def driver_stub(header: str, architecture: str) -> bytes:
-    """A stub of libcuda.so.1 with the functions that the text of ``cuda.h`` names, which linkers require without a driver.
-
-    A shared library that follows from its arguments alone; each function returns ``CUDA_ERROR_STUB_LIBRARY``.
-    """
-    names = sorted(set(re.findall(r"\bcu[A-Z][A-Za-z0-9_]*", header)))
-    machine = next(machine for machine, name in ARCHITECTURES.items() if name == architecture)
-    return library(names, machine, _STUB_LIBRARY)

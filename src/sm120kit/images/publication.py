@@ -5,7 +5,6 @@ Tags are never moved: a tag that the registry has with another image is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from sm120kit.images.attestation import Signer, _base_packages, _origins
 from sm120kit.images.checks.quick import left_out
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.image_index import FORMAT, PublishedIndex, any_machine, read_index, require_repository
-from sm120kit.images.image_records import Attestation, PublishedImage, VerifiedImage
+from sm120kit.images.image_records import Image, PublishedImage
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.oci import Layout
 from sm120kit.images.published_images import require_passed
@@ -48,51 +47,29 @@ def publish(
     require_repository(repository)
     store = LocalImages(workspace)
     verified = checks.require_verified(reference, store, workspace)
-    if (patches := verified.image.labels.get(contexts.LOCAL)) and not allow_local:
+    labels = verified.image.labels
+    if (patches := labels.get(contexts.LOCAL)) and not allow_local:
         raise NotVerified(
             f"{reference} has local patches, which no series has: {patches}",
             "make them permanent with `sm120kit patch import` and build again, or pass --allow-local",
         )
     if left_out(verified.checks):
         raise NotVerified(f"{reference} passed quick checks only", f"sm120kit verify image {reference}")
+    require_passed(verified)
     context = contexts.context_of(verified.image, workspace)
-
-    def attest(entry: PublishedImage) -> Attestation:
-        if entry.attested and not signer:
-            return entry.attested
-        packages = _base_packages.installed(verified.image, store, workspace)
-        wheels = _origins.of_wheels(verified.image, context, _base_packages.reader(verified.image, store, workspace))
-        return attestation.write(entry, context, index.parent, signer, packages, wheels)
-
-    return list_published(verified, repository, index, store.layout, attest)
-
-
-def list_published(
-    image: VerifiedImage,
-    repository: str,
-    index: Path,
-    layout: Layout,
-    attest: Callable[[PublishedImage], Attestation],
-) -> PublishedImage:
-    """Push an image of a layout and list it in ``index``, unless it is already listed and in the registry.
-
-    ``attest`` writes SBOM and statement of the entry, new or already listed, and returns their record.
-
-    Raises:
-        NotVerified: a check failed.
-        AlreadyExists, RegistryFailed: see :func:`publish`.
-    """
-    require_passed(image)
     published = read_index(index) if index.exists() else PublishedIndex(FORMAT, ())
-    tag, labels = image.reference.rpartition(":")[2], image.image.labels
+    tag = verified.reference.rpartition(":")[2]
     listed = [entry for entry in published.images if (entry.repository, entry.tag) == (repository, tag)]
-    digest = push(image, repository, layout)
-    if listed and listed[0].digest == digest and listed[0].verified.image.content == image.image.content:
+    digest = _push(verified.image, repository, tag, store.layout)
+    if listed and listed[0].digest == digest and listed[0].verified.image.content == verified.image.content:
         entry = listed[0]
     else:
         recipe, build_id = labels.get("sm120kit.recipe", ""), labels.get("sm120kit.build-id", "")
-        entry = PublishedImage(repository, tag, digest, recipe, build_id, image, published=_now())
-    entry = replace(entry, attested=attest(entry))
+        entry = PublishedImage(repository, tag, digest, recipe, build_id, verified, published=_now())
+    if signer or not entry.attested:
+        packages = _base_packages.installed(verified.image, store, workspace)
+        wheels = _origins.of_wheels(verified.image, context, _base_packages.reader(verified.image, store, workspace))
+        entry = replace(entry, attested=attestation.write(entry, context, index.parent, signer, packages, wheels))
     if listed != [entry]:
         unchanged = [other for other in published.images if other not in listed]
         write_record(index, PublishedIndex(FORMAT, tuple(sorted([*unchanged, entry], key=_order))))
@@ -121,19 +98,13 @@ def publish_for_all_machines(entry: PublishedImage, index: Path) -> str:
         return f"{entry.repository}:{client.push_index(newest, version)}"
 
 
-def push(image: VerifiedImage, repository: str, layout: Layout) -> str:
-    """Push an image of a layout with the tag of its name, unless the registry has it. Returns its digest there.
-
-    Raises:
-        AlreadyExists, RegistryFailed: see :func:`publish`.
-    """
-    tag = image.reference.rpartition(":")[2]
+def _push(image: Image, repository: str, tag: str, layout: Layout) -> str:
+    """Push an image of a layout, unless the registry has it. Returns its digest there; see :func:`publish` for errors."""
     with RegistryClient(repository) as client:
         digest = client.in_registry(tag)
         if digest is None:
-            return client.push(layout, layout.require(image.image.id).digest, tag)
-        remote = client.image(digest)
-        if remote.content != image.image.content:
+            return client.push(layout, layout.require(image.id).digest, tag)
+        if client.image(digest).content != image.content:
             raise AlreadyExists(
                 f"{repository}:{tag} exists in the registry with another image: {digest}",
                 "tags are never moved; build another image",

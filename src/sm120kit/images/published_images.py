@@ -96,19 +96,9 @@ def pull(entry: PublishedImage, source: Source, workspace: Workspace) -> Verifie
         NotFound, NotTrusted, RegistryFailed: the registry does not deliver the listed image.
         ResourceUnavailable: the state directory's file system is too small.
     """
-    pulled = fetch(entry, Layout(workspace.root / "oci"))
-    write_record(checks.record_path(workspace, pulled.image), pulled)
-    newest = _newest(entry, source, workspace)
-    if newest is None or entry.published > newest.published:
-        write_record(_newest_path(entry, source, workspace), NewestImage(entry.published, entry.repository, entry.tag))
-    return pulled
-
-
-def fetch(entry: PublishedImage, layout: Layout) -> VerifiedImage:
-    """Pull an image into a layout and tag it; see :func:`pull`."""
     require_passed(entry.verified)
     require_canonical_name(entry.verified)
-    expected, reference = entry.verified.image, entry.verified.reference
+    expected, reference, layout = entry.verified.image, entry.verified.reference, Layout(workspace.root / "oci")
     present = layout.find(reference)
     if present and (local := layout.image(present.digest)).content != expected.content:
         raise AlreadyExists(
@@ -122,6 +112,10 @@ def fetch(entry: PublishedImage, layout: Layout) -> VerifiedImage:
         present_bytes = sum(layout.path(layer).stat().st_size for layer in {*remote.diff_ids} if layout.has(layer))
         require_disk(layout.directory, max(0, expected.bytes - present_bytes), "the image")
         layout.tag(client.pull(layout, remote).digest, reference)
+    write_record(checks.record_path(workspace, expected), entry.verified)
+    newest = _newest(entry, source, workspace)
+    if newest is None or entry.published > newest.published:
+        write_record(_newest_path(entry, source, workspace), NewestImage(entry.published, entry.repository, entry.tag))
     return entry.verified
 
 

@@ -9,6 +9,7 @@ from sm120kit.core import process
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.records import Toolchain
 from sm120kit.core.toolchain import host_compiler
+from sm120kit.kernels.driver_stub import link_stub
 
 FRONT_END = """#!/bin/sh
 # Names of internal symbols contain a hash of the absolute path of the source, which nvcc passes to this program only, and for
@@ -65,7 +66,7 @@ def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
                     relink(libraries / name, file)
     stub = libraries / "stubs" / "libcuda.so"
     if not stub.is_file():
-        driver_stub(home / "include" / "cuda.h", stub, toolchain.host_compiler)
+        write_atomic(stub, link_stub((home / "include" / "cuda.h").read_text(), toolchain.machine))
     return cuda
 
 
@@ -100,25 +101,11 @@ def _front_end(script: Path, real: Path, compiler: str) -> None:
         script.chmod(0o755)
 
 
-def driver_stub(cuda_h: Path, stub: Path, compiler: str) -> None:
-    """Compile a stub of the driver library, to link and load without a driver: each call returns 34, stub library.
-
-    The driver belongs to the GPU, not to the toolkit, and the compiler wheels have no stub of it (CUDA Driver API, CUresult).
-    """
-    header = cuda_h.read_text()
-    names = set(re.findall(r"\bCUresult\s+CUDAAPI\s+(cu\w+)\s*\(", header))
-    names |= set(re.findall(r"^#\s*define\s+cu[A-Z]\w*\s+(cu[A-Z]\w+)\s*$", header, re.MULTILINE))
-    source = "".join(f"int {name}(void) {{ return 34; }}\n" for name in sorted(names))
-    _library(source, stub, compiler, "-Wl,-soname,libcuda.so.1")
-
-
-def _library(source: str, path: Path, compiler: str, *flags: str) -> None:
+def _library(source: str, path: Path, compiler: str) -> None:
     """Compile C to a shared library, which appears complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".new")
-    process.run(
-        [compiler, "-x", "c", "-", "-shared", "-fPIC", "-w", "-fno-builtin", *flags, "-o", unfinished], stdin=source.encode()
-    )
+    process.run([compiler, "-x", "c", "-", "-shared", "-fPIC", "-w", "-fno-builtin", "-o", unfinished], stdin=source.encode())
     unfinished.rename(path)
 
 

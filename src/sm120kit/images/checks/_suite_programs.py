@@ -7,6 +7,7 @@ from pathlib import Path
 from sm120kit import engines
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import NotFound
+from sm120kit.kernels import driver_stub
 from sm120kit.recipes.schema import FLASHINFER_KEY
 
 COMMON = ("base", "flashinfer", "engine")
@@ -14,6 +15,10 @@ COMMON = ("base", "flashinfer", "engine")
 
 CHANGED = "changed"
 """The suite of an image that gets quick checks."""
+
+
+RUNNER = {"run.py": Path(__file__).parent / "suites" / "run.py", "driver_stub.py": Path(driver_stub.__file__)}
+"""The program that runs suites, and the module that it imports."""
 
 
 def required_suites(kind: str) -> tuple[str, ...]:
@@ -46,7 +51,6 @@ def _suite(name: str) -> Path:
 
 def files(kind: str) -> dict[str, Path]:
     """The programs of the checks for a kind of image, by their path in the container."""
-    programs = {name: _root() / name for name in ("run.py", "driver_stub.py")}
     directories = {name: _suite(name) for name in (*required_suites(kind), CHANGED)}
     listed = ((name, path) for name, directory in directories.items() for path in directory.iterdir())
-    return programs | {f"{name}/{path.name}": path for name, path in sorted(listed) if path.suffix in (".py", ".toml")}
+    return RUNNER | {f"{name}/{path.name}": path for name, path in sorted(listed) if path.suffix in (".py", ".toml")}

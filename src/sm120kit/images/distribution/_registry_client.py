@@ -194,20 +194,18 @@ class RegistryClient:
 
         Raises:
             NotFound: the registry does not have a layer.
-            NotTrusted: it delivers other content than manifest and config list.
-            NotTrusted: the layers unpack to more than :func:`max_unpacked_bytes` allows.
+            NotTrusted: it delivers other content than manifest and config list, or a layer that unpacks to too much.
             RegistryFailed: it does not respond, or refuses.
             ResourceUnavailable, SystemRefused: the layout cannot be written.
         """
         blobs_of = dict(zip(image.diff_ids, image.layers, strict=True))
         missing = [diff_id for diff_id in blobs_of if not _has(layout, diff_id)]
         sizes = {blobs_of[diff_id].digest: blobs_of[diff_id].size for diff_id in missing}
-        budget = _Budget(max_unpacked_bytes(sum(layer.size for layer in image.layers)), self.repository)
         with reporting.task(f"pulling {self.repository}", sum(sizes.values()), transfer=True) as advance:
             blobs = self._blobs(advance)
             # The largest first, so that no thread is left with it at the end.
             missing.sort(key=lambda diff_id: -blobs_of[diff_id].size)
-            jobs = [partial(self._fetch, blobs, blobs_of[diff_id], diff_id, layout, budget) for diff_id in missing]
+            jobs = [partial(self._fetch, blobs, blobs_of[diff_id], diff_id, layout) for diff_id in missing]
             self._parallel(jobs)
         for diff_id, blob in blobs_of.items():
             _compression.record(layout, diff_id, blob)
@@ -296,10 +294,10 @@ class RegistryClient:
         _compression.record(layout, layer, blob)
         return blob
 
-    def _fetch(self, blobs: Blobs, blob: Descriptor, diff_id: str, layout: Layout, budget: _Budget) -> None:
+    def _fetch(self, blobs: Blobs, blob: Descriptor, diff_id: str, layout: Layout) -> None:
         def store(received: Iterator[bytes]) -> None:
             with layout.writer() as writer:
-                for piece in _uncompressed(blob, received, budget):
+                for piece in _uncompressed(blob, received):
                     writer.write(piece)
                 _require_diff_id(writer.digest, diff_id, blob)
                 writer.commit(LAYER)
@@ -377,32 +375,17 @@ class _Document:
         return Descriptor(self.media_type, self.digest, self.size).as_json()
 
 
-class _Budget:
-    """How many bytes an image may still unpack to."""
+def _uncompressed(blob: Descriptor, received: Iterator[bytes]) -> Iterator[bytes]:
+    """The uncompressed content of a layer, whose compressed content is verified.
 
-    def __init__(self, limit: int, shown: str) -> None:
-        self._limit, self._left, self._shown = limit, limit, shown
-        self._lock = threading.Lock()
-
-    def take(self, count: int) -> None:
-        """Count unpacked bytes.
-
-        Raises:
-            NotTrusted: the limit is exceeded.
-        """
-        with self._lock:
-            self._left -= count
-            if self._left < 0:
-                raise NotTrusted(
-                    f"the layers of {self._shown} unpack to more than {self._limit / 2**30:.1f} GiB, the limit for their size",
-                    "nothing of the image is kept; report it to its publisher",
-                )
-
-
-def _uncompressed(blob: Descriptor, received: Iterator[bytes], budget: _Budget) -> Iterator[bytes]:
-    """The uncompressed content of a layer, whose compressed content is verified."""
+    Raises:
+        NotTrusted: it is larger than :func:`max_unpacked_bytes` allows.
+    """
+    left = limit = max_unpacked_bytes(blob.size)
     for piece in _compression.decompressed(blob, received):
-        budget.take(len(piece))
+        left -= len(piece)
+        if left < 0:
+            raise NotTrusted(f"layer {blob.digest} unpacks to more than {limit / 2**30:.1f} GiB, the limit for its size", _HINT)
         yield piece
     for _ in received:  # what the decompressor has not read belongs to the digest as well
         pass

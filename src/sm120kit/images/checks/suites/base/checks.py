@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
@@ -24,10 +23,6 @@ SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credenti
 SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|index_url|find_links|proxy)")
 COMPILED = re.compile(r"\.[^.]+(\.opt-\d)?\.pyc$")
 VENV_FILES = re.compile(r"bin/(python[\d.]*|[Aa]ctivate[\w.]*)$|pyvenv\.cfg$")
-
-
-LARGE = 2**20
-"""Size in bytes from which the files of a wheel must not be duplicates."""
 
 QUICK = ("user", "owners", "versions", "files", "bytecode", "requirements", "no_secrets")
 """Checks of an image that differs from a checked one in Python files only."""
@@ -227,24 +222,6 @@ def check_bytecode(expected):
         count += 1
     assert not problems, f"{len(problems)} do not belong to their source: " + "; ".join(problems[:5])
     return {"bytecode files": str(count)} if changed is None else {"bytecode files compared again": str(count)}
-
-
-def check_duplicates(expected):
-    """A large file that a wheel has under several names is in the image once: its names are hard links."""
-    rows = [
-        (path, row[1], distribution.metadata["Name"])
-        for distribution in metadata.distributions(path=[str(SITE)])
-        for row in csv.reader(distribution.read_text("RECORD").splitlines())
-        if row[1] and int(row[2] or 0) >= LARGE and Path(path := os.path.normpath(f"{SITE}/{row[0]}")).is_file()
-        if not is_left_out(expected, normal(distribution.metadata["Name"]), row[0], "wrong_record")  # noqa: F821
-    ]
-    claims, names = Counter(path for path, *_ in rows), {}
-    for path, digest, name in rows:
-        if claims[path] == 1:  # otherwise it may be the file of another wheel
-            names.setdefault((name, digest), {}).setdefault(Path(path).stat().st_ino, path)
-    twice = [" and ".join(inodes.values()) for inodes in names.values() if len(inodes) > 1]
-    assert not twice, f"{len(twice)} are the same: " + "; ".join(twice[:5])
-    return {"large files": str(len(names))}
 
 
 def check_requirements(expected):

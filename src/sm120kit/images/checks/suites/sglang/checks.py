@@ -7,7 +7,6 @@ import importlib.util
 import json
 import runpy
 import sys
-import tempfile
 from functools import partial
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -40,18 +39,9 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import run
 suites = [run.load_suite(run.Path(sys.argv[1], name, "checks.py")) for name in ("engine", "sglang")]
-print(json.dumps(suites[-1].look_up(json.load(open(sys.argv[2])))))
+print(json.dumps(getattr(suites[-1], sys.argv[2])(json.load(sys.stdin))))
 """
-"""Program that looks up the modules: SGLang decides when it is imported whether there is a GPU."""
-
-B12X_LOOK_UP = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import run
-suites = [run.load_suite(run.Path(sys.argv[1], name, "checks.py")) for name in ("engine", "sglang")]
-print(json.dumps(suites[-1].look_up_b12x(json.load(open(sys.argv[2]))["b12x"])))
-"""
-"""Program that looks up kernels of b12x, after the entrypoint's function that adds those of the image to b12x's cache."""
+"""Program that calls a function of this module: SGLang decides when it is imported whether there is a GPU."""
 
 
 def check_extensions(expected):
@@ -146,12 +136,7 @@ def check_modules_requested(expected):
     those that it selected when they were recorded.
     """
     require_served(expected, "sglang", "0.5.23")
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(expected, file)
-        file.flush()
-        result = run([sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), file.name])
-    assert result.returncode == 0, output_tail(result)
-    choices, modules = json.loads(result.stdout.splitlines()[-1])
+    choices, modules = looked_up("look_up", expected)
     requests = {name: {use: Requested(module) for use, module in uses.items()} for name, uses in modules.items()}
     return report_requests(requests) | {f"kernels of {name}": choice for name, choice in choices.items()}
 
@@ -163,18 +148,21 @@ def check_b12x_kernels(expected):
     """
     if not expected["b12x"]:
         raise NotRun("the recipe compiles no kernels of b12x")  # noqa: F821 - the runner provides it
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(expected, file)
-        file.flush()
-        result = run([sys.executable, "-B", "-c", B12X_LOOK_UP, str(Path(__file__).parents[1]), file.name])
-    assert result.returncode == 0, output_tail(result)
-    hits, misses = json.loads(result.stdout.splitlines()[-1])
+    hits, misses = looked_up("look_up_b12x", expected["b12x"])
     assert hits and not misses, f"{len(misses)} kernels are not in b12x's cache, {len(hits)} are: {'; '.join(misses[:3])}"
     kinds = ", ".join(f"{len({*paths})} {kind}" for kind, paths in sorted(group(hits).items()))
     return {
         "b12x finds": f"{len({path for _, path in hits})} kernels: {kinds}",
         "b12x cache": str(b12x_entrypoint()["b12x_cache"]()),
     }
+
+
+def looked_up(function, given):
+    """The result of a function of this module in a process of its own."""
+    argv = [sys.executable, "-B", "-c", LOOK_UP, str(Path(__file__).parents[1]), function]
+    result = run(argv, text=json.dumps(given))
+    assert result.returncode == 0, output_tail(result)
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def b12x_entrypoint():

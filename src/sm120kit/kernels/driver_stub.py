@@ -1,8 +1,8 @@
 """Stubs of the CUDA driver's library: they export the driver's functions, which all return one error code.
 
-In a container without a GPU the checks load one that returns "no device": extensions that link ``libcuda.so.1`` can be loaded,
-and their code that needs no GPU can be run. It has the names that the libraries of the image import, and is never part of an
-image. The stub in an image, with which compilers link, is from here, too.
+In a container without a GPU the checks of images, which run this file, load one that returns "no device": extensions that link
+``libcuda.so.1`` can be loaded, and their code that needs no GPU can be run. It has the names that the libraries of the image
+import, and is never part of an image. Compilers link with one that has all functions of ``cuda.h``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ SONAME = "libcuda.so.1"
 
 NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE: the result of a driver without a GPU (cuda.h)."""
+
+STUB_LIBRARY = 34
+"""CUDA_ERROR_STUB_LIBRARY: the result of a stub to link with (cuda.h)."""
 
 _DRIVER_CALL = re.compile(rb"(?<=\0)cu[A-Z]\w+(?=\0)")
 
@@ -49,6 +52,11 @@ def dynamic_strings(path: Path) -> bytes:
                 file.seek(start)
                 return file.read(length)
     return b""
+
+
+def link_stub(header: str, machine: str) -> bytes:
+    """A stub to link with, that has each function that the text of ``cuda.h`` names. It follows from its arguments alone."""
+    return library(sorted(set(re.findall(r"\bcu[A-Z][A-Za-z0-9_]*", header))), machine, STUB_LIBRARY)
 
 
 def _code(machine: str, result: int) -> tuple[int, bytes]:
