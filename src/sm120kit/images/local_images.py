@@ -92,15 +92,6 @@ class LocalImages:
         """The settings with which a container of an image starts, see :func:`sm120kit.images.image_records.start_settings`."""
         return start_settings(self._config(reference).get("config") or {})
 
-    def history(self, reference: str) -> tuple[str, ...]:
-        """The build commands in the history of an image, newest first."""
-        steps = self._config(reference).get("history") or []
-        return tuple(str(step.get("created_by", "")) for step in reversed(steps))
-
-    def owners(self, image: str) -> dict[str, str]:
-        """Owners ``uid:gid`` of the files that do not belong to root, by path, from the headers of the layers."""
-        return _rootfs.owners(self._layers(image))
-
     def digests(self, image: str) -> dict[str, str]:
         """The sha256 of files, by path, which were computed while the layers were unpacked."""
         return _rootfs.digests(self._layers(image))

@@ -46,10 +46,6 @@ INIT = f"{SITE}/flashinfer/__init__.py"
 FAULTS = (
     ("files", f"echo '# changed' >> {SITE}/tqdm/utils.py"),
     ("files", f"touch {SITE}/added.py"),
-    ("owners", f"chmod 777 {SITE}/numpy"),
-    ("bytecode", f"cp {SITE}/idna/__pycache__/core.cpython-311.pyc {SITE}/idna/__pycache__/codec.cpython-311.pyc"),
-    ("no_toolchain", "cp /bin/true /usr/bin/gcc"),
-    ("no_secrets", "echo x > /etc/pip.conf"),
     ("versions", f"sed -i 's/^Version: .*/Version: 9/' {SITE}/tabulate-*.dist-info/METADATA"),
     ("requirements", f"rm -r {SITE}/idna-*.dist-info"),
     ("compiled_ahead", f"rm -r {SITE}/flashinfer/data/aot"),
@@ -64,7 +60,7 @@ def test_each_check_detects_its_fault(image_host: ImageHost, image: str) -> None
     report = json.loads(image_host.run("verify", "image", changed, "--json", code=1).stdout)
     failed = {check["name"] for check in report["checks"] if check["verdict"] == "failed"}
     assert {name for name, _ in FAULTS} | {"device_code"} <= failed, report
-    assert {"size", "history", "base", "user"} & failed == set()
+    assert {"size", "user"} & failed == set()
     (files,) = (check["detail"] for check in report["checks"] if check["name"] == "files")
     assert (
         report["verified"] is None
@@ -80,7 +76,7 @@ def test_verified_image_is_tagged(image_host: ImageHost, image: str, verified: s
     report = json.loads(image_host.run("verify", "image", image, "--json").stdout)
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
     not_run = {name for name, verdict in verdicts.items() if verdict == "not run"}
-    assert not_run == {"kernels", "tactics"} and set(verdicts.values()) == {"passed", "not run"} and len(verdicts) == 24
+    assert not_run == {"kernels", "tactics"} and set(verdicts.values()) == {"passed", "not run"} and len(verdicts) == 17
     facts = report["facts"]
     assert facts["driver"].startswith("a stub") and facts["loaded"] == "fp4_quantization_120f"
     assert facts["answers compared"] == "512" and facts["archs"] == "sm_120f" and int(facts["kernels"]) >= 20

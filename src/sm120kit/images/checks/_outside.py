@@ -1,8 +1,7 @@
-"""Checks that a container cannot run on itself: size, history, base, signature, entrypoint, device code."""
+"""Checks that a container cannot run on itself: size, signature, entrypoint, device code."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -28,30 +27,19 @@ NEEDS_GPU = {
 }
 """Checks that are not run, because the container has no GPU: by suite, name and reason."""
 
-_SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
-
 
 def outside(
     image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace, baseline: Baseline | None
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Run the checks that a container cannot run on itself: size, history, base, device code.
+    """Run the checks that a container cannot run on itself: size, signature, entrypoint, device code.
 
     Device code and entrypoint of an image that differs from ``baseline`` in Python files only are not checked.
     """
     engine = engines.find(expected.kind)
     limit = engine.size_limit_bytes if engine else FLASHINFER_LIMIT_BYTES
     size = f"{image.bytes / 2**20:.0f} MiB"
-    yield _check("size", image.bytes <= limit, f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"), {"size": size}
-    leaks = suspect_steps(store.history(image.id), image, expected)
-    yield _check("history", not leaks, f"a setting or secret in the history: {'; '.join(leaks)[:200]}"), {}
-    base = store.base_of(image)
-    digest = image.labels.get("org.opencontainers.image.base.digest", "")
-    layers = base.layers if base else (digest,) if digest in image.layers else ()  # a base that is a layer has its digest
-    if not layers:
-        yield Check("base", "base", CheckResult.NOT_RUN, "the base image is not where this image is"), {}
-    else:
-        same = image.layers[: len(layers)] == layers
-        yield _check("base", same, "its lowest layers are not those of the base that its labels name"), {}
+    problem = f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed" if image.bytes > limit else ""
+    yield Check("base", "size", CheckResult.FAILED if problem else CheckResult.PASSED, problem), {"size": size}
     if baseline:
         site = f"/{VENV}/lib/python{image.labels['sm120kit.python']}/site-packages"
     else:
@@ -88,13 +76,6 @@ def unsigned_checks(results: Sequence[Check]) -> tuple[Check, ...]:
     return tuple(check for check in results if (check.suite, check.name) == ("base", "signature"))
 
 
-def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage) -> list[str]:
-    """The steps in the history of an image that show a setting or a secret. Names of wheels such as tokenizers do not."""
-    wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"
-    layers = {f"sm120kit: {name} {version}" for name, version in expected.distributions.items()}
-    return [step for step in history if _SECRET.search(step) and step not in layers and not step.endswith(wheels)]
-
-
 def _entrypoint(image: Image, expected: ExpectedImage, store: LocalImages) -> tuple[Check, Mapping[str, str]]:
     """Check that the entrypoint ends with the recipe's command, and prints help and version in a container without a GPU."""
     problems: list[str] = []
@@ -108,7 +89,3 @@ def _entrypoint(image: Image, expected: ExpectedImage, store: LocalImages) -> tu
             problems.append(f"{option} does not print {text}: {result.stderr.strip()[-200:] if result else 'no entrypoint'}")
     verdict = CheckResult.FAILED if problems else CheckResult.PASSED
     return Check("engine", "entrypoint", verdict, "; ".join(problems)), {}
-
-
-def _check(name: str, passed: bool, problem: str) -> Check:
-    return Check("base", name, CheckResult.PASSED) if passed else Check("base", name, CheckResult.FAILED, problem)

@@ -1,8 +1,7 @@
-"""Checks of every image: user, owners, installed distributions and files, and files that must be absent."""
+"""Checks of every image: user, installed distributions and files, and files that must be absent."""
 
 import base64
 import csv
-import fnmatch
 import hashlib
 import os
 import pwd
@@ -16,15 +15,9 @@ from pathlib import Path
 
 PREFIX = Path(sys.prefix)
 SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
-OPT, ETC, HOMES = Path("/opt"), Path("/etc"), (Path.home(), Path("/root"))
-TOOLKIT, BUILD = Path("/usr/local/cuda"), (Path("/context"), Path("/overlay"))
-TOOLS = ("nvcc", "ptxas", "cicc", "gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "make", "cmake", "cargo", "rustc", "git")
-SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credentials", ".dockercfg")
-SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|index_url|find_links|proxy)")
-COMPILED = re.compile(r"\.[^.]+(\.opt-\d)?\.pyc$")
 VENV_FILES = re.compile(r"bin/(python[\d.]*|[Aa]ctivate[\w.]*)$|pyvenv\.cfg$")
 
-QUICK = ("user", "owners", "versions", "files", "bytecode", "requirements", "no_secrets")
+QUICK = ("user", "versions", "files", "requirements")
 """Checks of an image that differs from a checked one in Python files only."""
 
 BESIDE = ("imports_without_left_out",)
@@ -43,26 +36,6 @@ def check_user(expected):
     home = Path(user.pw_dir)
     assert os.access(home, os.W_OK) and home.stat().st_uid == user.pw_uid, f"{home} is not the user's, or not writable"
     return {"user": f"{user.pw_name} ({user.pw_uid})"}
-
-
-def check_owners(expected):
-    """Installed files belong to root, and the user cannot change them.
-
-    Without a container daemon all files may appear as the user's. ``owners`` of ``expected`` are then the owners of the files
-    that are not root's, by path, from the headers of the image's layers. If ``changed`` is set, the other files are those of
-    an image that passed this check.
-    """
-    recorded, count, changed = expected.get("owners"), 0, expected.get("changed")
-    root = OPT if PREFIX.is_relative_to(OPT) else PREFIX
-    walked = (f"{parent}/{name}" for parent, below, files in os.walk(root) for name in [*below, *files])
-    for path in walked if changed is None else filter(os.path.lexists, changed):
-        status = os.lstat(path)
-        owner = f"{status.st_uid}:{status.st_gid}" if recorded is None else recorded.get(path, "0:0")
-        assert owner == "0:0", f"{path} belongs to {owner}"
-        assert stat.S_ISLNK(status.st_mode) or not status.st_mode & 0o7022, f"{path} has mode {status.st_mode:o}"
-        count += 1
-    assert not os.access(PREFIX, os.W_OK), f"{PREFIX} is writable"
-    return {"files": str(count)} if changed is None else {"files of changed layers": str(count)}
 
 
 def check_versions(expected):
@@ -170,7 +143,7 @@ def check_files(expected):
         if len(wheels) > 1:
             required = set().union(*(needs[name] for name, _ in wheels))
             wheels = [(name, hash_) for name, hash_ in wheels if name not in required] or wheels
-        # The build compiles bytecode again, also that of a wheel; check_bytecode compares it with its source instead.
+        # Bytecode is compiled for the image, also that of a wheel.
         hashes = [hash_ for _, hash_ in wheels if hash_ is not None and "/__pycache__/" not in path]
         if not hashes and not os.path.lexists(path):
             problems.append(f"{path}: No such file")
@@ -204,26 +177,6 @@ def check_files(expected):
     return facts | {"not as in their RECORD": ", ".join(wrong)} if wrong else facts
 
 
-def check_bytecode(expected):
-    """Bytecode belongs to its source. Python does not check that itself: the bytecode is unchecked hash-based.
-
-    If ``changed`` of ``expected`` is set, all other files are those of an image that passed this check.
-    """
-    import importlib.util
-
-    count, problems, changed = 0, [], expected.get("changed")
-    compiled = (path for text in changed or () if text.endswith(".pyc") and (path := Path(text)).exists())
-    for path in SITE.rglob("__pycache__/*.pyc") if changed is None else compiled:
-        source = path.parents[1] / COMPILED.sub(".py", path.name)
-        with path.open("rb") as file:
-            head = file.read(16)
-        if not source.is_file() or head[8:16] != importlib.util.source_hash(source.read_bytes()):
-            problems.append(str(path))
-        count += 1
-    assert not problems, f"{len(problems)} do not belong to their source: " + "; ".join(problems[:5])
-    return {"bytecode files": str(count)} if changed is None else {"bytecode files compared again": str(count)}
-
-
 def check_requirements(expected):
     """Every requirement of every distribution is satisfied, except those that the recipe leaves out or overrides."""
     from packaging.requirements import Requirement
@@ -246,39 +199,3 @@ def check_requirements(expected):
                 problems.append(f"{distribution.metadata['Name']} requires {requirement}, installed is {version}")
     assert not problems, "; ".join(sorted(problems))
     return {"left out": ", ".join(sorted(left_out)) or "nothing", "overridden": ", ".join(sorted(overridden)) or "nothing"}
-
-
-def check_no_toolchain(expected):
-    """No compiler is installed, except those that a suite allows with a reason; no toolkit or build directory is left."""
-    directories = [*os.environ["PATH"].split(":"), TOOLKIT / "bin", *SITE.glob("nvidia/**/bin")]
-    compilers = {str(Path(parent).resolve() / tool) for parent in directories for tool in TOOLS if Path(parent, tool).exists()}
-    reasons = {
-        path: entry["reason"]
-        for path in compilers
-        for entry in expected["allowed"]["tools"]
-        for pattern in entry["paths"]
-        if fnmatch.fnmatch(path.removeprefix(f"{SITE}/"), pattern)
-    }
-    assert compilers == set(reasons), ", ".join(sorted(compilers - set(reasons)))
-    left = [path for path in (TOOLKIT, *BUILD) if path.exists()]
-    assert not left, ", ".join(map(str, left))
-    return {f"compiler {path}": reason for path, reason in sorted(reasons.items())}
-
-
-def check_no_secrets(expected):
-    """No index setting, credential or proxy is in the environment or in files that programs read them from."""
-    names = [name for name in os.environ if SECRET.search(name)]
-    assert not names, f"environment: {', '.join(names)}"
-    directories = [ETC, *HOMES, PREFIX]
-    files = [str(parent / name) for parent in directories for name in SETTINGS if os.path.lexists(parent / name)]
-    files += [
-        str(path)
-        for home in HOMES
-        for name in (".docker", ".ssh", ".config", ".cache")
-        if os.access(home, os.X_OK)
-        for path in [home / name, *(home / name).rglob("*")]
-        if os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
-    ]
-    assert not files, ", ".join(files)
-    origins = [str(path) for path in SITE.glob("*.dist-info/direct_url.json")]
-    assert not origins, f"these record the origin of a wheel: {', '.join(origins)}"
