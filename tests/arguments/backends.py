@@ -33,8 +33,8 @@ from sm120kit.recipes import target as targets
 from sm120kit.sources import resolver, wheelhouse
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
-from sm120kit.wheels import parser_options
-from sm120kit.wheels.overlay import locked_wheels, write_patched_members
+from sm120kit.wheels import _parser_options as parser_options
+from sm120kit.wheels._overlay import locked_wheels, write_patched_members
 
 FORMAT = 1
 HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ from sm120kit.patches.local import read_local
 from sm120kit.recipes.target import resolve, with_local
 from sm120kit.sources import Origin
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels.overlay import build_overlay
+from sm120kit.wheels._overlay import build_overlay
 
 PUBLICATIONS = ("rename", "replace", "link")
 

@@ -35,7 +35,8 @@ from sm120kit.recipes import arguments, configurations, load_engine
 from sm120kit.recipes.recipe_records import Closure
 from sm120kit.serving import Run, launch
 from sm120kit.serving.launch import LaunchOptions
-from sm120kit.wheels import parser_options, parser_probe
+from sm120kit.wheels import _parser_options as parser_options
+from sm120kit.wheels import parser_probe
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SERVER = b"""

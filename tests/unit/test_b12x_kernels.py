@@ -12,7 +12,7 @@ import pytest
 
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
-from sm120kit.images import b12x
+from sm120kit.images import _b12x as b12x
 from sm120kit.images.checks import _device_code
 from sm120kit.images.image_records import CheckResult, Image
 from sm120kit.images.local_images import LocalImages

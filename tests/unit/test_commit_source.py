@@ -23,7 +23,7 @@ from sm120kit.recipes import lockfile
 from sm120kit.recipes.target import EngineTarget, resolve
 from sm120kit.sources import git
 from sm120kit.sources.git import Repository
-from sm120kit.wheels.overlay import build_overlay
+from sm120kit.wheels._overlay import build_overlay
 
 NATIVE = {
     "csrc/a.cu": "kernel\n",

@@ -29,8 +29,8 @@ from sm120kit.serving.resolve import _local_image
 from sm120kit.sources.origin import DEFAULT
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels import image_wheels
+from sm120kit.wheels._overlay import build_overlay
 from sm120kit.wheels.build_records import BuildRequest, Stage
-from sm120kit.wheels.overlay import build_overlay
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ COMMANDS = Branch(
             {
                 "list": Leaf("image_list:list_", "List images with their size, digest and checks"),
                 "load": Leaf("image_load:load", "Load an image into the container daemon"),
-                "export": Leaf("image_export:export", "Write an image as an OCI archive or directory"),
+                "export": Leaf("image_export:export", "Write an image as an OCI archive"),
                 "rm": Leaf("image_rm:rm", "Remove images from the state directory"),
             },
         ),

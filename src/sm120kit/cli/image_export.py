@@ -19,7 +19,10 @@ from sm120kit.images.oci import Layout
 def export(
     reference: Annotated[str, typer.Argument(metavar="IMAGE", help="An image in the state directory, by id, tag or digest.")],
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A file that ends in .tar, a new directory, or - for standard output.")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A file that ends in .tar, - for standard output, or with --dockerfile a directory."
+        ),
     ],
     dockerfile: Annotated[
         bool, typer.Option("--dockerfile", help="Write a directory for `docker build`: a Dockerfile that adds the layers.")
@@ -28,12 +31,12 @@ def export(
     *,
     sources: Sources,
 ) -> None:
-    """Write an image as an OCI archive or directory.
+    """Write an image as an OCI archive.
 
-    `docker load --input FILE`, podman, skopeo and containerd read a file; skopeo and podman a directory, as `oci:DIRECTORY`.
-    With `-`, the archive is written to standard output, as for `| ssh HOST docker load`.
-    With `--dockerfile`, `docker build DIRECTORY` gives an image with the same files and settings.
-    The files of a directory are hard links to those in the state directory where possible: do not change them.
+    `docker load --input FILE`, podman, skopeo and containerd read it. With `-`, it is written to standard output, as for
+    `| ssh HOST docker load`.
+    With `--dockerfile`, `docker build DIRECTORY` gives an image with the same files and settings. The files of the directory
+    are hard links to those in the state directory where possible: do not change them.
     """
     to_stdout = str(path) == "-"
     if to_stdout and sys.stdout.isatty():
@@ -42,6 +45,8 @@ def export(
         require_new(path, "PATH", overwrite)
     if dockerfile and (to_stdout or path.suffix == ".tar"):
         raise typer.BadParameter("--dockerfile writes a directory: name one that does not exist yet", param_hint="PATH")
+    if not dockerfile and not to_stdout and path.suffix != ".tar":
+        raise typer.BadParameter("an archive is a file that ends in .tar, or - for standard output", param_hint="PATH")
     layout = Layout(sources.workspace().root / "oci")
     manifest = layout.require(reference).digest
     if to_stdout:

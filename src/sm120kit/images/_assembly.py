@@ -22,7 +22,8 @@ from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, BadRecord, CommandFailed
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.images import _rootfs, _wheel_layers, b12x
+from sm120kit.images import _b12x as b12x
+from sm120kit.images import _rootfs, _wheel_layers
 from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
 from sm120kit.images._image_cuda_home import write_cuda_home
 from sm120kit.images._layers import LayerWriter

@@ -7,6 +7,8 @@ https://docs.docker.com/reference/dockerfile/.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +18,7 @@ from sm120kit.core.errors import BadInput, SystemRefused
 from sm120kit.core.temporary import publish_directory
 from sm120kit.images._rootfs import WHITEOUT
 from sm120kit.images.image_records import start_settings
-from sm120kit.images.loading import link_blob, verify
+from sm120kit.images.loading import verify
 from sm120kit.images.oci import Layout
 
 _HINT = "sm120kit image export IMAGE FILE.tar writes it for docker load"
@@ -48,8 +50,16 @@ def export_dockerfile(layout: Layout, manifest: str, path: Path) -> None:
     settings = "".join(f"{line}\n" for line in _instructions(start_settings(config.get("config") or {})))
     with publish_directory(path) as directory:
         for name, layer in names.items():
-            link_blob(layout, layer, directory / name)
+            _link(layout.path(layer.digest), directory / name)
         (directory / "Dockerfile").write_text(f"{platform}FROM scratch\n{added}{settings}")
+
+
+def _link(blob: Path, target: Path) -> None:
+    """Write a hard link, or on another file system, or one without hard links, a copy."""
+    try:
+        os.link(blob, target)
+    except OSError:
+        shutil.copyfile(blob, target)
 
 
 def _has_files(layer: Path) -> bool:

@@ -25,7 +25,7 @@ from sm120kit.core.errors import BadInput, BadRecord, NotAttested
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import b12x
+from sm120kit.images import _b12x as b12x
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext, image_name
 from sm120kit.recipes import Recipe
 from sm120kit.sources.source_records import LockedWheel

@@ -1,4 +1,4 @@
-"""Hand images of a layout to other programs: a container daemon, or an archive or directory for podman, skopeo and containerd.
+"""Hand images of a layout to other programs: a container daemon, or an archive for podman, skopeo and containerd.
 
 Archives have the files of an OCI layout and the ``manifest.json`` of ``docker save``, so that every Docker loads them
 (https://github.com/moby/docker-image-spec). They are streamed from the blobs; nothing is written in between.
@@ -7,8 +7,6 @@ Archives have the files of an OCI layout and the ``manifest.json`` of ``docker s
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -17,8 +15,7 @@ from typing import IO, Any
 
 from sm120kit.core import reporting
 from sm120kit.core.disk import disk_errors, require_disk
-from sm120kit.core.errors import AlreadyExists, DaemonUnreachable, NotVerified, SystemRefused
-from sm120kit.core.temporary import publish_directory
+from sm120kit.core.errors import AlreadyExists, DaemonUnreachable, NotVerified
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image
 from sm120kit.images.oci import INDEX, REFERENCE, Descriptor, Layout
@@ -103,18 +100,12 @@ def _common_layers(image: Image, daemon: Daemon) -> tuple[str, ...]:
 
 
 def export(layout: Layout, manifest: str, path: Path) -> None:
-    """Write an image, with its tags, to a new directory as an OCI layout, or to a file ``*.tar`` as an archive.
-
-    Blobs in a directory are hard links to those of ``layout`` where the file system permits: they must not be changed.
+    """Write an image, with its tags, to a file as an archive.
 
     Raises:
         Mismatch: a blob of the layout differs from its digest. Nothing was written.
-        SystemRefused: the directory exists, or cannot be written.
         ResourceUnavailable: the file system is full.
     """
-    if path.suffix != ".tar":
-        _export_directory(layout, manifest, path)
-        return
     require_disk(path.parent, _size(layout, manifest), f"the archive {path}")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,14 +131,6 @@ def stream(layout: Layout, manifest: str, file: IO[bytes]) -> None:
     with reporting.task("writing the archive", _size(layout, manifest), transfer=True) as advance:
         for piece in _counted(pieces, advance):
             file.write(piece)
-
-
-def _export_directory(layout: Layout, manifest: str, path: Path) -> None:
-    if path.exists():
-        raise SystemRefused(f"{path} exists", "name a directory that does not exist yet, or a file that ends in .tar")
-    verify(layout, manifest)
-    with publish_directory(path) as directory:
-        _link(layout, manifest, _references(layout, manifest), directory)
 
 
 def verify(layout: Layout, manifest: str) -> None:
@@ -182,22 +165,6 @@ def archive(layout: Layout, manifest: str, references: Iterable[str], without: I
         if blob.digest not in skipped:
             yield from _file(_member(blob.digest), blob.size, _read(layout.path(blob.digest)))
     yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _link(layout: Layout, manifest: str, references: Iterable[str], directory: Path) -> None:
-    (directory / "blobs" / "sha256").mkdir(parents=True)
-    for blob in _blobs(layout, manifest):
-        link_blob(layout, blob, directory / _member(blob.digest))
-    for name, content in _documents(layout, manifest, references).items():
-        (directory / name).write_bytes(content)
-
-
-def link_blob(layout: Layout, blob: Descriptor, target: Path) -> None:
-    """Write a blob to ``target``: a hard link, or on another file system, or one without hard links, a copy."""
-    try:
-        os.link(layout.path(blob.digest), target)
-    except OSError:
-        shutil.copyfile(layout.path(blob.digest), target)
 
 
 def _documents(layout: Layout, manifest: str, references: Iterable[str]) -> dict[str, bytes]:

@@ -19,9 +19,9 @@ from sm120kit.recipes import NO_KERNELS, EngineRecipe, cross_tools, locked_toolc
 from sm120kit.recipes.recipe_records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.wheels import _from_source, flashinfer
+from sm120kit.wheels._overlay import build_overlay, patched_members, require_effect
 from sm120kit.wheels.build_records import BuildRequest, RepackedWheel, Stage, WheelBuild
 from sm120kit.wheels.compile import Progress
-from sm120kit.wheels.overlay import build_overlay, patched_members, require_effect
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ from sm120kit.sources.resolver import compatible_rank
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Checkout, SdistPin
 from sm120kit.sources.wheel_metadata import read_contents
-from sm120kit.wheels import parser_options, pipeline
+from sm120kit.wheels import _parser_options as parser_options
+from sm120kit.wheels import pipeline
 from sm120kit.wheels.build_records import BuildRequest, Stage
 from sm120kit.wheels.generators import run_generators
 
@@ -420,7 +421,7 @@ def record_arguments(staged: StagedRecipe) -> None:
     The parser's answers to configurations that name a recipe of the same name stay, if its parser is the same.
 
     Raises:
-        Sm120kitError: see :func:`sm120kit.wheels.parser_options.record`.
+        Sm120kitError: see :func:`sm120kit.wheels._parser_options.record`.
     """
     assert staged.target.engine, "FlashInfer has no parser"
     text, _ = parser_options.record(staged.target.engine, {})

@@ -14,7 +14,8 @@ from python_base import python_base
 from small_assembly import SmallImage
 
 from sm120kit.core.errors import CommandFailed
-from sm120kit.images import b12x, image_inputs
+from sm120kit.images import _b12x as b12x
+from sm120kit.images import image_inputs
 from sm120kit.images.checks import _device_code
 from sm120kit.images.image_records import CheckResult, Image
 from sm120kit.images.local_images import LocalImages

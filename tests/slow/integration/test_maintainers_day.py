@@ -20,7 +20,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.target import EngineTarget, resolve
 from sm120kit.sources import wheelhouse
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels.overlay import patched_members
+from sm120kit.wheels._overlay import patched_members
 
 RECIPE = "vllm-0.33.0"
 FIXED, SECOND, THIRD = "vllm/connections.py", "vllm/logger.py", "vllm/tasks.py"

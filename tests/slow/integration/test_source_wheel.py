@@ -131,7 +131,7 @@ import sys
 from sm120kit.core import console, reporting
 from sm120kit.recipes.target import resolve
 from sm120kit.wheels import image_wheels
-from sm120kit.wheels.overlay import build_overlay
+from sm120kit.wheels._overlay import build_overlay
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.wheels.build_records import BuildRequest, Stage
 from sm120kit.sources import Origin

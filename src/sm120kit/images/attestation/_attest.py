@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import NotAttested
+from sm120kit.core.errors import NotAttested, RequirementMissing
 from sm120kit.core.outside import read_input
-from sm120kit.images.attestation import _provenance, _sbom, _signature, _signer_identity
+from sm120kit.images.attestation import _claims, _signature, _signer_identity
 from sm120kit.images.attestation._base_packages import BasePackage
 from sm120kit.images.attestation._origins import PackageOrigin
 from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
@@ -59,6 +59,10 @@ def write(
         RequirementMissing: the SBOM library is not installed.
         ResourceUnavailable, SystemRefused: the files cannot be written.
     """
+    try:
+        from sm120kit.images.attestation import _provenance, _sbom
+    except ModuleNotFoundError as error:
+        raise RequirementMissing("cyclonedx-python-lib is not installed", "pip install 'sm120kit[docker]'") from error
     name = entry.digest.replace(":", "-")
     bill = _sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
     record = _artifact(f"{name}.cdx.json", bill)
@@ -88,7 +92,7 @@ def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
             "`sm120kit publish --key FILE` or `--keyless` signs it; without --trust, signatures are not verified",
         )
     content = _read(directory, entry.attested.statement)
-    claims = _provenance.claims(verified_payload(content, trusted, name), name)
+    claims = _claims.claims(verified_payload(content, trusted, name), name)
     if entry.digest not in claims.subjects:
         subjects = ", ".join(claims.subjects) or "no image"
         raise NotAttested(f"the signed statement is about {subjects}, not about {name}", _REPORT)

@@ -6,34 +6,18 @@ https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1 define the fo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from sm120kit import __version__
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import NotAttested
-from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import record_json
 from sm120kit.images.attestation import _purls
+from sm120kit.images.attestation._claims import PREDICATE, RECORD, SBOM, STATEMENT
 from sm120kit.images.image_records import ImageContext, PublishedImage
 
-STATEMENT = "https://in-toto.io/Statement/v1"
-PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "sm120kit:build/image/v1"
 BUILDER = "sm120kit:builder/local"
 """A run of sm120kit on any machine. No build platform confirms it; only the signature can be trusted."""
-
-_SBOM, _RECORD = "SBOM", "record of the checks"
-
-
-@dataclass(frozen=True)
-class Claims:
-    """Contents of a statement: digests of images, sha256 of the SBOM and of the record of the checks, time of publishing."""
-
-    subjects: tuple[str, ...]
-    sbom: str
-    record: str
-    published: str
 
 
 def statement(context: ImageContext, entry: PublishedImage, sbom_sha256: str) -> bytes:
@@ -68,35 +52,14 @@ def statement(context: ImageContext, entry: PublishedImage, sbom_sha256: str) ->
                 "runDetails": {
                     "builder": {"id": BUILDER, "version": {"sm120kit": __version__}},
                     "byproducts": [
-                        _resource(_SBOM, sbom_sha256, mediaType="application/vnd.cyclonedx+json"),
-                        _resource(_RECORD, digest_of(entry.verified), mediaType="application/json"),
+                        _resource(SBOM, sbom_sha256, mediaType="application/vnd.cyclonedx+json"),
+                        _resource(RECORD, digest_of(entry.verified), mediaType="application/json"),
                         *(_resource(built.wheel.filename, built.wheel.sha256) for built in context.ours),
                     ],
                 },
             },
         }
     ).encode()
-
-
-def claims(payload: bytes, name: str) -> Claims:
-    """Read the contents of a statement about ``name``. Its signature must have been verified.
-
-    Raises:
-        NotAttested: it is not a statement of sm120kit.
-    """
-    try:
-        content = parse_json(payload)
-        if (content["_type"], content["predicateType"]) != (STATEMENT, PREDICATE):
-            raise ValueError(f"{content['_type']} with {content['predicateType']}")
-        predicate = content["predicate"]
-        byproducts = {file["name"]: file["digest"]["sha256"] for file in predicate["runDetails"]["byproducts"]}
-        subjects = tuple(f"sha256:{subject['digest']['sha256']}" for subject in content["subject"])
-        published = predicate["buildDefinition"]["internalParameters"].get("published", "")
-        return Claims(subjects, byproducts[_SBOM], byproducts[_RECORD], published)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NotAttested(
-            f"the signed content about {name} is not a provenance statement of sm120kit: {error}", "it may be the wrong file"
-        ) from error
 
 
 def _dependencies(context: ImageContext) -> Iterator[dict[str, Any]]:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from packageurl import PackageURL
 
-from sm120kit.core.errors import RequirementMissing
 from sm120kit.images.attestation._base_packages import BasePackage
 from sm120kit.images.image_records import BuiltWheel
 from sm120kit.sources.source_records import LockedWheel
 
-if TYPE_CHECKING:
-    from packageurl import PackageURL
-
 
 def purl(kind: str, name: str, version: str, namespace: str | None = None, /, **qualifiers: str) -> PackageURL:
-    """A package URL.
-
-    Raises:
-        RequirementMissing: the SBOM library, which requires packageurl, is not installed.
-    """
-    try:
-        from packageurl import PackageURL
-    except ModuleNotFoundError as error:
-        raise RequirementMissing("cyclonedx-python-lib is not installed", "pip install 'sm120kit[docker]'") from error
+    """A package URL."""
     return PackageURL(type=kind, namespace=namespace, name=name, version=version, qualifiers=qualifiers or None)
 
 

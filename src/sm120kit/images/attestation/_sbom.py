@@ -1,4 +1,7 @@
-"""SBOM of an image in CycloneDX 1.6. It has no date, so that the same records give the same bytes."""
+"""SBOM of an image in CycloneDX 1.6. It has no date, so that the same records give the same bytes.
+
+The library is of the extra ``docker``: :mod:`._attest` imports this module where it is used.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,17 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cyclonedx.model import AttachedText, Encoding, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType, Diff, Patch, PatchClassification, Pedigree
+from cyclonedx.model.contact import OrganizationalEntity
+from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
+from cyclonedx.model.tool import ToolRepository
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.spdx import is_expression, is_supported_id
+from packageurl import PackageURL
 
 from sm120kit import __version__
 from sm120kit.core.data_roots import data_root, top_root
@@ -19,10 +32,6 @@ from sm120kit.images.attestation._base_packages import BasePackage
 from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.sources.source_records import LockedWheel
-
-if TYPE_CHECKING:
-    from cyclonedx.model.component import Component, Patch, Pedigree
-    from packageurl import PackageURL
 
 _NAMESPACE = uuid.UUID("6f1c2a0e-3b5d-5c1e-9a57-5d1b8c0f1204")
 """Namespace of serial numbers that follow from the content (RFC 9562, version 5)."""
@@ -40,15 +49,8 @@ def document(
     It lists each installed wheel with its sha256; each patched wheel with the pinned source as ancestor and the patches on it,
     and the projects inside that source with their patches; and the base by digest, with its Debian packages. Each
     has the licences and the supplier that it states; ``wheels`` are those of wheels, by the names of their files.
-
-    Raises:
-        RequirementMissing: the SBOM library is not installed.
     """
     purl = _purls.image_purl(context.reference.partition(":")[0].rpartition("/")[2], digest)
-    from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.component import Component, ComponentType
-    from cyclonedx.model.tool import ToolRepository
-    from cyclonedx.output.json import JsonV1Dot6
 
     tool = Component(type=ComponentType.APPLICATION, name="sm120kit", version=__version__)
     root = Component(
@@ -72,7 +74,6 @@ def document(
 
 
 def _base(context: ImageContext, packages: Sequence[BasePackage]) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
 
     name, _, digest = context.base.partition("@")
     return Component(
@@ -94,9 +95,6 @@ def _package(package: BasePackage) -> Component:
 
 def _state_origin(part: Component, origin: PackageOrigin) -> None:
     """Give a component its licences and its supplier."""
-    from cyclonedx.model.contact import OrganizationalEntity
-    from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
-    from cyclonedx.spdx import is_expression, is_supported_id
 
     if origin.expression and is_expression(origin.expression):
         part.licenses.add(LicenseExpression(origin.expression))
@@ -115,8 +113,6 @@ def _wheel(wheel: LockedWheel) -> Component:
 
 def _library(name: str, version: str, purl: PackageURL, sha256: str) -> Component:
     """A component by its purl; ``sha256`` may be empty."""
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.component import Component, ComponentType
 
     return Component(
         type=ComponentType.LIBRARY,
@@ -148,7 +144,6 @@ def _patches_of(project: str, built: BuiltWheel) -> list[Mapping[str, str]]:
 
 
 def _inside(project: Mapping[str, str], built: BuiltWheel) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
 
     purl = _purls.purl("generic", project["project"], project["version"])
     patches = _patches_of(project["project"], built)
@@ -166,8 +161,6 @@ def _inside(project: Mapping[str, str], built: BuiltWheel) -> Component:
 
 
 def _source(pin: dict[str, str]) -> Component:
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.component import Component, ComponentType
 
     return Component(
         type=ComponentType.LIBRARY,
@@ -179,15 +172,12 @@ def _source(pin: dict[str, str]) -> Component:
 
 
 def _pedigree(ancestors: Sequence[Component], patches: Sequence[Mapping[str, str]], notes: str) -> Pedigree:
-    from cyclonedx.model.component import Pedigree
 
     return Pedigree(ancestors=ancestors, patches=map(_patch, patches), notes=notes)
 
 
 def _patch(patch: Mapping[str, str]) -> Patch:
     """A patch with its text in base64 if the installed file is the one that was applied; otherwise by name only."""
-    from cyclonedx.model import AttachedText, Encoding, XsUri
-    from cyclonedx.model.component import Diff, Patch, PatchClassification
 
     paths = (root / _path(patch) for root in (top_root(), data_root()))
     content = next((path.read_bytes() for path in paths if path.is_file()), b"")
@@ -209,7 +199,6 @@ def _hashes(patches: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _properties(values: Mapping[str, str]) -> Any:
-    from cyclonedx.model import Property
 
     return [Property(name=f"sm120kit:{name}", value=value) for name, value in values.items()]
 

@@ -10,7 +10,7 @@ from sm120kit.core.errors import BadInput, BadRecord
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import b12x
+from sm120kit.images import _b12x as b12x
 from sm120kit.images.checks._expected_image import ExpectedImage
 from sm120kit.images.image_records import Check, CheckResult, Image
 from sm120kit.images.local_images import LocalImages

@@ -22,7 +22,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources import Origin, resolver, wheelhouse
 from sm120kit.sources.source_records import LockedWheel
-from sm120kit.wheels.overlay import locked_wheels, write_patched_members
+from sm120kit.wheels._overlay import locked_wheels, write_patched_members
 
 FORMAT = 1
 """Format of the records."""
