@@ -12,16 +12,18 @@ from sm120kit.core.errors import CompileFailed
 from sm120kit.kernels import tables
 from sm120kit.kernels.kernel_records import NumericResult, NumericStatus, TileFacts
 from sm120kit.recipes.locked_toolchain import compilers
-from sm120kit.recipes.target import Target
+from sm120kit.recipes.target import FlashInferTarget
 
 
-def tile_numbers(target: Target, facts: Sequence[TileFacts], *, patched: bool, emulated: bool) -> tuple[TileFacts, ...]:
-    """The tiles of a recipe's engine, with or without its series, each with the result of its emulation.
+def tile_numbers(
+    target: FlashInferTarget, facts: Sequence[TileFacts], *, patched: bool, emulated: bool
+) -> tuple[TileFacts, ...]:
+    """The tiles of a FlashInfer recipe, with or without its series, each with the result of its emulation.
 
     ``emulated`` runs the emulations that are not cached, half a minute for each shape.
     """
     headers = tables.cutlass(target, patched=patched) / "include"
-    emulator = emulation.Emulator(headers, compilers(target.flashinfer), target.options.workspace.cache)
+    emulator = emulation.Emulator(headers, compilers(target), target.options.workspace.cache)
     return with_numbers(facts, emulator, f"{target.recipe.name}, {'patched' if patched else 'unpatched'}", emulated)
 
 

@@ -16,7 +16,7 @@ from sm120kit.kernels import tables, tile_records
 from sm120kit.kernels.kernel_records import TileFacts
 from sm120kit.kernels.tiles import compare_tiles
 from sm120kit.kernels.tiles.compare_tiles import TileComparison
-from sm120kit.recipes.target import Target, resolve
+from sm120kit.recipes.target import FlashInferTarget, Target, resolve
 
 
 @cache
@@ -48,7 +48,6 @@ def tiles_(
 ) -> None:
     """List the CTA tiles of an engine and whether SM120 can launch them.
 
-    The tiles are FlashInfer's, or with a recipe of vLLM with a source those of vLLM's own kernels.
     The host compiler evaluates the engine's own templates for stages and shared memory; neither nvcc nor a GPU is used. Tiles
     with "no" under generated are of interest, but the engine does not instantiate them. A tile that fits can still compute
     wrong numbers: with sm12x-lab installed, --emulate checks them. Speed and the instructions themselves are unverified on
@@ -60,13 +59,9 @@ def tiles_(
     if write and (target.engine or not patched):
         raise typer.BadParameter("the record is of a patched FlashInfer: name its recipe, without --unpatched")
     if write:
-        console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target, patched=True))}")
+        console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target.flashinfer, patched=True))}")
         return
-    target = tables.require_tiles(target)
-    before = _with_numbers(target, tables.tiles(target, patched=False), patched=False, emulated=emulate)
-    after = before
-    if patched:
-        after = _with_numbers(target, tables.tiles(target, patched=True), patched=True, emulated=emulate)
+    before, after = (_tiles(_require_kernels(target), side, emulate) for side in (False, patched))
     if as_json:
         sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
         console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})
@@ -100,9 +95,19 @@ def tiles_(
     )
 
 
-def _with_numbers(target: Target, facts: tuple[TileFacts, ...], *, patched: bool, emulated: bool) -> tuple[TileFacts, ...]:
+def _require_kernels(target: Target) -> FlashInferTarget:
+    """Require a FlashInfer recipe.
+
+    Raises:
+        NotFound: it is the recipe of an engine; the hint names the FlashInfer recipe that it uses.
+    """
+    target.recipe.require_kernels()
+    return target.flashinfer
+
+
+def _tiles(target: FlashInferTarget, patched: bool, emulated: bool) -> tuple[TileFacts, ...]:
     """The tiles with results of their emulation: cached ones, with ``emulated`` all. Without the laboratory, the tiles."""
-    add: Any = _tile_numbers()
+    facts, add = tables.tiles(target, patched=patched), _tile_numbers()
     return add(target, facts, patched=patched, emulated=emulated) if add else facts
 
 

@@ -258,8 +258,6 @@ def draft_engine(
     ]
     if "source" in data:
         data["source"] = {"wheel": wheel.filename, "sha256": wheel.location.sha256}
-    if data.pop("kernel_source", None):
-        draft.decisions.append(f"kernel_source of {template.name} is not taken over: see which CUTLASS this source requires")
     if data.pop("from_source", None):
         data["built"] = [part for part in data["built"] if part["what"] != engine]
         draft.decisions.append(f"from_source of {template.name} is not taken over: compare its targets with this source")

@@ -365,16 +365,6 @@ class FromSourceTable(Strict):
     targets: Annotated[dict[str, TargetTable], Field(min_length=1)]
 
 
-class KernelSource(Strict):
-    """An engine's sdist, and the version of CUTLASS that its own kernels require, for :mod:`sm120kit.kernels.tables` only.
-
-    For an engine whose kernels are upstream binaries: nothing of the sdist is patched or built.
-    """
-
-    sha256: Sha256
-    cutlass: VersionText
-
-
 class FlashInferRecipe(Strict):
     """The kernels of a FlashInfer version: pinned sources, the modules to compile, and the compilers that the lockfile pins."""
 
@@ -518,7 +508,7 @@ class EngineRecipe(Strict):
     ``base`` is the name of a base in ``recipes/bases/``; without it, it is chosen at build time.
     ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
     ``patched`` are other wheels with patch series. To distributions in ``as_released``, which may be the engine, no patch of a
-    series is applied. ``kernel_source`` has the kernels of an engine without ``from_source``.
+    series is applied.
     ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does
     not contain, ``wrong_record`` files that are not compared with RECORD. ``files`` are added to the image.
     """
@@ -542,7 +532,6 @@ class EngineRecipe(Strict):
     patched: Annotated[tuple[PatchedWheel, ...], Field(strict=False)] = ()
     from_source: FromSourceTable | None = None
     as_released: Annotated[tuple[Name, ...], Field(strict=False)] = ()
-    kernel_source: KernelSource | None = None
     b12x: B12xTable | None = None
     known_bad: Annotated[tuple[KnownBad, ...], Field(strict=False)] = ()
     leave_out: Annotated[tuple[FilesLeftOut, ...], Field(strict=False)] = ()
@@ -568,9 +557,8 @@ class EngineRecipe(Strict):
         for bad in self.known_bad:
             if pins.get(bad.distribution) == bad.version:
                 yield f"environment.requires: {bad.distribution} {bad.version} is known to be bad: {bad.reason}"
-        for key in ("source", "kernel_source"):
-            if getattr(self, key) and self.from_source:
-                yield f"{key}: set, but from_source has the engine's sdist"
+        if self.source and self.from_source:
+            yield "source: set, but from_source has the engine's sdist"
         if isinstance(self.source, WheelSource):
             name, release, _, _ = parse_wheel_filename(self.source.wheel)
             if (name, str(release)) != (self.engine, self.version):
@@ -592,7 +580,7 @@ class EngineRecipe(Strict):
         Not ``as_released``: the sources and patches in the lockfile are those that are applied.
         """
         prose: dict[str, Any] = {
-            **dict.fromkeys(("summary", "state", "built", "upstream", "as_released", "kernel_source", "known_bad"), True),
+            **dict.fromkeys(("summary", "state", "built", "upstream", "as_released", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
             "leave_out": {"__all__": {"reason", "imports"}},
             "wrong_record": {"__all__": {"reason"}},
@@ -643,17 +631,6 @@ class EngineRecipe(Strict):
             return self.pin or wheel
         own = wheel.project, wheel.distribution, wheel.version, wheel.sha256, wheel.filename
         return WheelCommitPin(*own, self.source.git, self.source.commit, self.source.sdist or "")
-
-    @property
-    def cutlass(self) -> tuple[SdistPin, str] | None:
-        """The source of the engine's own kernels, and the version of CUTLASS that they require, if the recipe has both."""
-        injected = self.from_source.injected.values() if self.from_source else ()
-        required = [filled.version for filled in injected if filled.project == "cutlass" and filled.version]
-        if self.from_source and required:
-            return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256), required[0]
-        if self.kernel_source:
-            return SdistPin(self.engine, self.engine, self.version, self.kernel_source.sha256), self.kernel_source.cutlass
-        return None
 
     @property
     def inside(self) -> tuple[VendoredProject, ...]:

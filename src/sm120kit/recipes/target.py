@@ -304,13 +304,6 @@ class EngineTarget(Target):
         listed = (self.recipe.pin, *(wheel.pin for wheel in self.recipe.patched))
         return source.pin in listed or isinstance(source.pin, WheelCommitPin) or source.is_patched
 
-    @cached_property
-    def kernel_source(self) -> PatchSource | None:
-        """The source of the engine's own kernels; None if the recipe does not have it."""
-        if self.recipe.cutlass is None:
-            return None
-        return PatchSource(self.argument, self.recipe.cutlass[0], (), self.options, self.flashinfer.files)
-
     @property
     def engine_tree(self) -> PatchedTree | None:
         """The engine's own source with its series applied; None for a locked wheel without a patch for its version."""

@@ -292,34 +292,6 @@ def test_groupwise_tiles_are_described_by_the_probe(trees: dict[str, Path], tool
     }
 
 
-VLLM_TILES = {
-    ("grouped", "nvfp4", "128x128x128", "", False, 4, 89_088),
-    ("dense", "nvfp4", "128x128x128", "", False, 4, 88_064),
-    ("dense", "nvfp4", "256x128x128", "", False, 3, 97_280),
-    ("dense", "fp8", "64x128x128", "1x128x128", False, 3, 84_992),
-    ("dense", "fp8", "128x128x128", "1x128x128", False, 2, 77_824),
-    ("dense", "fp8", "128x32x128", "128x1x128", True, 4, 93_184),
-    ("dense", "fp8", "16x64x128", "", False, 9, 96_256),
-    ("dense", "fp8", "32x64x128", "", False, 7, 92_160),
-    ("dense", "fp8", "64x64x128", "", False, 5, 92_160),
-    ("dense", "fp8", "128x128x128", "", False, 2, 75_776),
-}
-
-
-@pytest.mark.parametrize(("recipe", "without"), [("vllm-0.20.0", set()), ("vllm-0.19.1", {"128x32x128"})])
-def test_tiles_of_vllm_are_those_of_its_own_sources(tmp_path: Path, recipe: str, without: set[str]) -> None:
-    """With the CUTLASS of its FlashInfer recipe: 4.4.2 for vLLM 0.20.0, 4.2.1 for 0.19.1. The patches change none of them."""
-    target = tables.require_tiles(resolve(recipe, Options(Workspace.open(tmp_path))))
-    facts = tables.tiles(target, patched=True)
-    tiles = [fact.tile for fact in facts]
-    assert {
-        (tile.family, tile.dtype, tile.shape, tile.scales, tile.swap, fact.stages, fact.smem_bytes)
-        for fact, tile in zip(facts, tiles, strict=True)
-    } == {tile for tile in VLLM_TILES if tile[2] not in without}
-    outputs = {tile.output for tile in tiles if tile.family == "dense"}
-    assert outputs == {"bf16", "f16"} and {tile.output for tile in tiles if tile.family == "grouped"} == {"bf16"}
-
-
 def test_recorded_tiles_are_those_that_the_compiler_finds() -> None:
     """All tiles of the FlashInfer that vLLM is built with by default: some minutes."""
     target = resolve("vllm", Options(Workspace.open(None))).flashinfer

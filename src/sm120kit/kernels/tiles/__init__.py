@@ -17,26 +17,22 @@ from sm120kit.kernels.kernel_records import TileFacts
 from sm120kit.kernels.tiles import introspect, listing
 
 
-def table(
-    tree_dir: Path, tree_id: str, engine_version: str, toolchain: Toolchain, cache: Path, cutlass: Path | None = None
-) -> tuple[TileFacts, ...]:
+def table(tree_dir: Path, tree_id: str, engine_version: str, toolchain: Toolchain, cache: Path) -> tuple[TileFacts, ...]:
     """The facts of every tile that the FlashInfer tree ``tree_dir`` generates for SM120, and of the K=64 candidates.
 
-    With the directory of ``cutlass``, ``tree_dir`` is the source of vLLM, and the facts are those of its own kernels.
-    ``tree_id`` has the git tree ids of their content. A cached table is read from ``cache``; otherwise only those tiles are
+    ``tree_id`` is the git tree id of its content. A cached table is read from ``cache``; otherwise only those tiles are
     compiled whose headers, flags or compiler have changed.
 
     Raises:
-        CheckFailed: the tree's generators are not those of a supported FlashInfer version, or vLLM has no such kernels.
+        CheckFailed: the tree's generators are not those of a supported FlashInfer version.
         CompileFailed: the headers themselves do not compile, or the compiler crashed.
         ResourceUnavailable: the compiler ran out of memory.
     """
     if cached := cached_table(tree_id, engine_version, toolchain, cache):
         return cached
-    calls = listing.engine_files(tree_dir) if cutlass else listing.instantiations(tree_dir)
-    includes = [cutlass / "include", cutlass / "tools/util/include"] if cutlass else []
+    calls = listing.instantiations(tree_dir)
     with reporting.task(f"tiles of {engine_version}", len(calls)) as advance:
-        measured = introspect.measure(calls, tree_dir, toolchain, cache / "tiles", advance, includes=includes)
+        measured = introspect.measure(calls, tree_dir, toolchain, cache / "tiles", advance)
     facts = tuple(replace(fact, generated=call.generated) for call in calls for fact in measured[call])
     write_record(_record(tree_id, engine_version, toolchain, cache), introspect.TileFactsRecord(facts))
     return facts

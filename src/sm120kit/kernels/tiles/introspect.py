@@ -79,15 +79,11 @@ class HostCompiler:
         definitions: Sequence[str],
         stop: threading.Event | None = None,
         sandbox: Sandbox | None = None,
-        includes: Sequence[Path] = (),
     ) -> HostCompiler:
-        """For a module of ``tree``. The probe's replacement headers are searched first, the placeholders last.
-
-        ``includes`` are include directories besides those of FlashInfer.
-        """
+        """For a module of ``tree``. The probe's replacement headers are searched first, the placeholders last."""
         major, minor = toolchain.nvcc_version.split(".")[:2]
         cuda = toolchain.cuda_home / "include"
-        system = [path for path in (*(tree / name for name in INCLUDES), *includes, cuda, cuda / "cccl") if path.is_dir()]
+        system = [path for path in (*(tree / name for name in INCLUDES), cuda, cuda / "cccl") if path.is_dir()]
         return cls(
             toolchain.host_compiler,
             (
@@ -259,11 +255,6 @@ def _tile(call: Instantiation, report: diagnostics.ProbeReport) -> Tile:
     return replace(report.tile, family=family or "dense")
 
 
-def _beside(tree: Path, call: Instantiation) -> list[Path]:
-    """The directory that the includes of whole files are relative to."""
-    return [tree / call.directory] if call.directory else []
-
-
 def measure(
     calls: Sequence[Instantiation],
     tree: Path,
@@ -271,12 +262,8 @@ def measure(
     cache: Path,
     advance: Callable[[int], None],
     sandbox: Sandbox | None = None,
-    includes: Sequence[Path] = (),
 ) -> dict[Instantiation, tuple[TileFacts, ...]]:
-    """The facts of each call's kernels, from ``cache`` if headers, flags and compiler are unchanged.
-
-    ``includes`` are include directories outside of ``tree``.
-    """
+    """The facts of each call's kernels, from ``cache`` if headers, flags and compiler are unchanged."""
     tree, stop = tree.resolve(), threading.Event()
     cache.mkdir(parents=True, exist_ok=True)
     with owned_directory(cache, ".work-") as directory, ThreadPoolExecutor(max_parallel(UNIT_BYTES)) as pool:
@@ -284,9 +271,7 @@ def measure(
             modules = [
                 LauncherModule(
                     group,
-                    HostCompiler.of(
-                        toolchain, tree, group[0].definitions, stop, sandbox, [*_beside(tree, group[0]), *includes]
-                    ),
+                    HostCompiler.of(toolchain, tree, group[0].definitions, stop, sandbox),
                     directory / group[0].module,
                     cache / "units",
                     toolchain,

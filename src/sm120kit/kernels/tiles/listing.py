@@ -76,8 +76,7 @@ class Instantiation:
     """A launcher macro call, or the text of whole source files.
 
     ``head`` and ``tail`` are the C++ text around it, common to the calls of a ``module``. ``tile`` is what a macro call names;
-    of whole files it has the family only, and the probe describes their kernels. ``directory``, relative to the tree, is that
-    of a source file, which its includes are relative to.
+    of whole files it has the family only, and the probe describes their kernels.
     """
 
     tile: Tile
@@ -87,7 +86,6 @@ class Instantiation:
     tail: str
     definitions: tuple[str, ...]
     generated: bool = True
-    directory: str = ""
 
     @property
     def whole_files(self) -> bool:
@@ -100,14 +98,12 @@ class Instantiation:
         return self.module if self.whole_files else self.call
 
 
-def whole_files(
-    module: str, family: str, texts: Sequence[str], definitions: tuple[str, ...], directory: str = ""
-) -> Instantiation:
+def whole_files(module: str, family: str, texts: Sequence[str], definitions: tuple[str, ...]) -> Instantiation:
     """Source files with the same includes as one translation unit, in which kernels are launched as functions are called."""
     head = "\n".join(INCLUDE.findall(texts[0])) + "\n"
     text = "\n".join(re.sub(r"<<<[^<>]*>>>", "", INCLUDE.sub("", text)) for text in texts)
     tile = Tile(family, "", 0, 0, 0, "none", False, "")
-    return Instantiation(tile, module, head, text, "", definitions, directory=directory)
+    return Instantiation(tile, module, head, text, "", definitions)
 
 
 def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantiation]:
@@ -130,27 +126,6 @@ def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantia
         raise CheckFailed(f"the generators of {tree} are malformed: {error}", UNSUPPORTED) from error
     tiles = {call.tile for call in generated}
     return generated + [call for call in _candidates(generated) if call.tile not in tiles]
-
-
-def engine_files(tree: Path) -> list[Instantiation]:
-    """The source files of vLLM with kernels for SM120: they, or files beside them that they include, name its architecture.
-
-    Raises:
-        CheckFailed: there is none.
-    """
-    cmake = tree / "CMakeLists.txt"
-    options = re.findall(r"-D\w+_SM120=1", cmake.read_text()) if cmake.is_file() else []
-    definitions = tuple(sorted({*options, "-DTORCH_TARGET_VERSION=1"}))
-    files = []
-    for path in sorted((tree / "csrc").rglob("*.cu")):
-        text, directory = path.read_text(), path.parent
-        beside = (directory / name for name in re.findall(r'#include "(\w+\.cuh)"', text))
-        if any("arch::Sm120" in part for part in (text, *(other.read_text() for other in beside if other.is_file()))):
-            module = "-".join(path.relative_to(tree / "csrc").with_suffix("").parts)
-            files.append(whole_files(module, "", [text], definitions, str(directory.relative_to(tree))))
-    if not files:
-        raise CheckFailed(f"{tree} has no kernels for SM120 below csrc", UNSUPPORTED)
-    return files
 
 
 def _grouped(sources: Mapping[str, str], definitions: tuple[str, ...]) -> Iterator[Instantiation]:

@@ -1,2 +1,0 @@
-#pragma once
-#include "sm120kit_torch.hpp"
