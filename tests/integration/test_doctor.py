@@ -24,20 +24,15 @@ def sm120kit(*argv: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "sm120kit", *map(str, argv)], capture_output=True, text=True, env=env)
 
 
-def test_recording_of_this_machine_has_the_same_findings(tmp_path: Path) -> None:
-    record = tmp_path / "record"
-    live = sm120kit("doctor", "--json", "--record", record)
+def test_facts_of_this_machine_have_the_same_findings_elsewhere(tmp_path: Path) -> None:
+    live = sm120kit("doctor", "--json")
     assert live.returncode in (0, 1), live.stderr
     report = json.loads(live.stdout)
-    assert report["fit"] == (live.returncode == 0)
+    assert report["fit"] == (live.returncode == 0) and "hunter2" not in live.stdout
     if not report["host"]["gpus"]:
         assert "no NVIDIA GPU found" in live.stdout
-    recorded = sm120kit("doctor", "--json", "--root", record)
-    assert [finding["verdict"]["status"] for finding in json.loads(recorded.stdout)["findings"]] == [
-        finding["verdict"]["status"] for finding in report["findings"]
-    ]
-    assert "hunter2" not in live.stdout
-    assert not any(b"hunter2" in path.read_bytes() for path in record.rglob("*") if path.is_file())
+    (tmp_path / "host.json").write_text(live.stdout)
+    assert json.loads(sm120kit("doctor", "--json", "--root", tmp_path / "host.json").stdout) == report
 
 
 @pytest.mark.parametrize(

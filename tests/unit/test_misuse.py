@@ -68,7 +68,7 @@ BASE = {
 }
 """Valid arguments of each command, with which it reaches the invalid one and uses no network."""
 
-OUTPUTS = {"doctor --record", "init directory"}
+OUTPUTS = {"init directory"}
 """Options whose file or directory is created under any new name, as that of --state is."""
 
 

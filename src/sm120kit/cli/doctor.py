@@ -48,11 +48,8 @@ def doctor(
         ),
     ] = "",
     root: Annotated[
-        Path, typer.Option("--root", metavar="DIR", help="Diagnose a host recorded with --record.", show_default=False)
+        Path, typer.Option("--root", metavar="FILE", help="Diagnose another host: its doctor --json.", show_default=False)
     ] = Path("/"),
-    record: Annotated[
-        Path | None, typer.Option("--record", metavar="DIR", help="Also write everything that is read to a new directory.")
-    ] = None,
     *,
     measured: Measured,
     show_all: Annotated[bool, typer.Option("--all", help="Also list checks that do not apply.")] = False,
@@ -72,7 +69,7 @@ def doctor(
         raise typer.BadParameter("it runs the measurements: add --measure", param_hint="--python")
     configuration = configurations.load(config) if config else None
     checks = checks_for(configuration) if configuration else CHECKS
-    host = probe(root, record)
+    host = probe(root)
     findings = diagnose(host, checks)
     if measured.transfers:
         from sm120kit.hosts.doctor.measure import measure as measure_transfers
@@ -84,8 +81,6 @@ def doctor(
     else:
         _print_findings(findings, show_all)
         _print_summary(findings, is_fit, config)
-        if record:
-            console.info(f"recorded to {record}; review it before you share it")
     raise typer.Exit(0 if is_fit else 1)
 
 

@@ -228,7 +228,9 @@ class PlannedOutput(SpannedNodes):
         typer.Option("--compose", metavar="FILE|-", help="Write a compose file, with --nodes a directory of them."),
     ] = ""
     overwrite: Overwrite = False
-    root: Annotated[Path | None, typer.Option("--root", metavar="DIR", help="Plan for a host that doctor recorded.")] = None
+    root: Annotated[Path | None, typer.Option("--root", metavar="FILE", help="Plan for another host: its doctor --json.")] = (
+        None
+    )
 
     def __bool__(self) -> bool:
         return self.print_only or bool(self.compose)

@@ -29,7 +29,7 @@ class PlannedServer:
     engine: ServingEngine = ""
     draft: Draft = ""
     revision: Annotated[str, typer.Option("--revision", metavar="REVISION", help="A commit, branch or tag.")] = ""
-    root: Annotated[Path, typer.Option("--root", metavar="DIR", help="A host that doctor recorded.")] = Path("/")
+    root: Annotated[Path, typer.Option("--root", metavar="FILE", help="Another host: its doctor --json.")] = Path("/")
 
     def request(self, config: str, arguments: list[str] | None, sources: Sources) -> ServeRequest:
         """What is to be planned."""

@@ -137,5 +137,5 @@ def _diagnosis(check: HostCheck, host: Host) -> Diagnosis:
             f"the check failed: {type(error).__name__}: {error}",
             cause="a bug in sm120kit: a fact of this host has a form that the check does not handle",
             consequence="this check has no result",
-            fix="report it with the output of: sm120kit doctor --record DIR",
+            fix="report it with the output of: sm120kit doctor --json",
         )

@@ -1,7 +1,7 @@
 """Facts about a machine, without judgement: ``probe(root) -> Host``.
 
-All files are read below a root directory, so that a recorded host can be examined on another machine. For the real root, ``/``,
-nvidia-smi and docker are run as well.
+All files are read below a root directory. For the real root, ``/``, nvidia-smi and docker are run as well. The facts of another
+machine are read from what doctor printed there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import os
 from itertools import combinations
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from sm120kit.core.errors import BadInput
+from sm120kit.core.outside import parse_json, read_input
 from sm120kit.hosts.facts import _nvidia, _pci, _system
 from sm120kit.hosts.facts._fact_records import (
     Bridge,
@@ -49,28 +52,25 @@ __all__ = [
 ]
 
 
-def probe(root: Path = Path("/"), record: Path | None = None) -> Host:
-    """Read all facts of the host below ``root``; everything that is read is also written to the new directory ``record``.
+def probe(root: Path = Path("/")) -> Host:
+    """Read all facts of the host below ``root``, or those in a file with the output of ``sm120kit doctor --json``.
 
     Raises:
-        BadInput: /proc or /sys does not exist, or ``record`` cannot be created.
+        BadInput: /proc or /sys does not exist, or the file is no such output.
     """
+    if root.is_file():
+        try:
+            host: Host = TypeAdapter(Host).validate_python(parse_json(read_input(root))["host"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise BadInput(f"{root} is no output of sm120kit doctor --json: {error}", "write it on that host") from error
+        return host
     for directory in ("proc", "sys"):
         if not (root / directory).is_dir():
             raise BadInput(
                 f"{root / directory} does not exist or is not readable",
-                "mount /proc and /sys, or pass a recorded host with --root",
+                "mount /proc and /sys, or name the output of sm120kit doctor --json of another host with --root",
             )
-    if record is not None:
-        try:
-            record.mkdir(parents=True)
-            for directory in ("proc", "sys"):
-                (record / directory).mkdir()
-        except OSError as error:
-            raise BadInput(
-                f"cannot record to {record}: {error.strerror}", "pass a directory that does not exist yet"
-            ) from error
-    reader = HostReader(Path(os.path.realpath(root)), record)
+    reader = HostReader(Path(os.path.realpath(root)))
     smi_gpus, version, cuda = _nvidia.gpus(reader)
     values, names = _system.environment(reader)
     total, available = _system.memory(reader)

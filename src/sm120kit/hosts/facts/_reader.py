@@ -1,8 +1,7 @@
 """Read the files of a host below a root directory, and the output of a few programs.
 
-Below ``/`` the programs run. Below any other root, their output is read from ``commands/`` there. With ``record``, everything
-that is read is also written below that directory, which can then serve as a root. A fact that cannot be read never raises: it
-is None, and ``unread`` has the reason.
+Below ``/`` the programs run. Below any other root, their output is read from ``commands/`` there. A fact that cannot be read
+never raises: it is None, and ``unread`` has the reason.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from glob import escape
 from itertools import islice
 from pathlib import Path
 
-from sm120kit.core.errors import BadInput, Sm120kitError
+from sm120kit.core.errors import Sm120kitError
 from sm120kit.core.process import Stopped, deadline, find_program, run_until
-from sm120kit.hosts.facts._redact import HOME, redacted
 
 COMMANDS = {
     "nvidia-smi-q.xml": ("nvidia-smi", "-q", "-x"),
@@ -36,7 +34,7 @@ COMMANDS = {
 COMMAND_SECONDS = 30
 """Time limit: nvidia-smi never returns when a GPU is wedged, docker does not when its daemon hangs."""
 DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/snap/bin")
-"""Directories of a recorded host that are searched for programs."""
+"""Directories that are searched for programs below another root."""
 CHUNK_BYTES, MAX_BYTES = 16 << 10, 4 << 20
 
 
@@ -45,19 +43,18 @@ class HostReader:
     """Reads below ``root``. ``unread`` maps each path or command that could not be read to the reason."""
 
     root: Path
-    record: Path | None = None
     unread: dict[str, str] = field(default_factory=dict)
     timed_out: set[str] = field(default_factory=set)
     """Programs that exceeded the time limit; they are not run again."""
     home: str = "/root"
-    """The user's home directory, which recordings contain as ``redact.HOME``."""
+    """The user's home directory."""
 
     def real(self, path: str) -> Path:
         """The location of a host's path below the root. Symbolic links in recorded trees must be relative."""
         return self.root / path.lstrip("/")
 
     def raw(self, path: str) -> bytes | None:
-        """A file's bytes, redacted; None when it cannot be read."""
+        """A file's bytes; None when it cannot be read."""
         try:
             with open(self.real(path), "rb", opener=_without_waiting) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -69,8 +66,6 @@ class HostReader:
             return None
         if path == "/proc/self/environ" and (home := re.search(rb"(?:^|\0)HOME=/+([^\0]+)", content)):
             self.home = f"/{home[1].decode(errors='replace').rstrip('/')}"
-        content = redacted(path, content)
-        self._record(path, content)
         return content
 
     def text(self, path: str) -> str | None:
@@ -86,25 +81,19 @@ class HostReader:
     def names(self, path: str) -> tuple[str, ...] | None:
         """Names of a directory's entries, sorted."""
         try:
-            entries = tuple(sorted(entry.name for entry in self.real(path).iterdir()))
+            return tuple(sorted(entry.name for entry in self.real(path).iterdir()))
         except OSError as error:
             self.unread[path] = error.strerror or type(error).__name__
             return None
-        self._record(path)
-        for name in entries:
-            self._record(f"{path}/{name}")
-        return entries
 
     def glob(self, pattern: str) -> tuple[str, ...]:
         """Existing paths that match a pattern, as absolute paths of the host, sorted."""
         try:
-            paths = sorted("/" + path.relative_to(self.root).as_posix() for path in self.root.glob(pattern.lstrip("/")))
+            found = self.root.glob(pattern.lstrip("/"))
+            return tuple(sorted("/" + path.relative_to(self.root).as_posix() for path in found))
         except OSError as error:
             self.unread[pattern] = error.strerror or type(error).__name__
             return ()
-        for path in paths:
-            self._record(path)
-        return tuple(paths)
 
     def glob_home(self, pattern: str) -> tuple[str, ...]:
         """Existing paths below the home directory that match a pattern, as ``~/...``, sorted."""
@@ -113,28 +102,22 @@ class HostReader:
     def exists(self, path: str) -> bool:
         """Whether a path exists and is visible to this user."""
         try:
-            exists = self.real(path).exists()
+            return self.real(path).exists()
         except OSError:
             return False
-        if exists:
-            self._record(path)
-        return exists
 
     def program(self, name: str) -> bool:
-        """Whether a program is on PATH; of a recorded host, in one of ``DIRECTORIES``, where recordings have each of them."""
+        """Whether a program is on PATH; below another root, in one of ``DIRECTORIES``."""
         if self.root != Path("/"):
             return any(self.exists(f"{directory}/{name}") for directory in DIRECTORIES)
-        found = find_program(name)
-        if found:
-            self._record(f"{found.parent if str(found.parent) in DIRECTORIES else DIRECTORIES[0]}/{name}")
-        return found is not None
+        return find_program(name) is not None
 
     def target(self, path: str) -> str | None:
         """The file name that a symbolic link resolves to."""
         return self.real(path).resolve().name if self.exists(path) else None
 
     def command_output(self, name: str) -> str | None:
-        """Redacted standard output of a command of ``COMMANDS``; None when it fails or exceeds the time limit."""
+        """Standard output of a command of ``COMMANDS``; None when it fails or exceeds the time limit."""
         recorded = f"commands/{name}"
         if self.root != Path("/"):
             text = self.text(recorded)
@@ -159,40 +142,7 @@ class HostReader:
             message = " ".join((process.stdout + process.stderr).split())[:200]
             self.unread[name] = f"exit code {process.returncode}: {message}"
             return None
-        content = redacted(recorded, process.raw)
-        self._record(recorded, content)
-        return _plain(content)
-
-    def _record(self, path: str, content: bytes | None = None) -> None:
-        """Write a path to the recording, with the symbolic links on its way; without ``content``, only that it exists."""
-        if self.record is None:
-            return
-        try:
-            self._write(self.record, path, content)
-        except OSError as error:
-            raise BadInput(f"cannot record to {self.record}: {error.strerror}", "record to another file system") from error
-
-    def _write(self, record: Path, path: str, content: bytes | None) -> None:
-        current, rest, followed = Path(), path.strip("/").split("/"), set[Path]()
-        while rest:
-            current /= rest.pop(0)
-            current = Path(os.path.normpath(f"/{current}")).relative_to("/")
-            real = self.root / current
-            if real.is_symlink() and not (link := real.readlink()).is_absolute():
-                if current in followed:
-                    return  # a cycle of links
-                followed.add(current)
-                copy = record / _anonymous(current, self.home)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                if not copy.is_symlink():
-                    copy.symlink_to(link)
-                current, rest = current.parent, [*link.parts, *rest]
-        copy = record / _anonymous(current, self.home)
-        if content is None and (self.root / current).is_dir():
-            copy.mkdir(parents=True, exist_ok=True)
-        elif content is not None or not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(content or b"")
+        return _plain(process.raw)
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -209,9 +159,3 @@ def _plain(content: bytes) -> str:
 
 
 _TOO_LONG = re.compile(r"\d{25,}")
-
-
-def _anonymous(path: Path, home: str) -> Path:
-    """A path of the host, relative to its root, with another name for the home directory."""
-    own = Path(home).relative_to("/")
-    return Path(HOME).relative_to("/") / path.relative_to(own) if path.is_relative_to(own) else path

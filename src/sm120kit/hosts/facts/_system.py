@@ -10,7 +10,7 @@ from sm120kit.core.errors import DaemonUnreachable
 from sm120kit.core.outside import parse_json
 from sm120kit.hosts.facts._fact_records import ContainerFacts, Cpu, LaunchedContainer, PeerCache
 from sm120kit.hosts.facts._reader import HostReader
-from sm120kit.hosts.facts._redact import NAMED_VARIABLES, READ_VARIABLES
+from sm120kit.hosts.facts._redact import NAMED_VARIABLES, READ_VARIABLES, kernel_lines, without_identifiers
 
 PRELOAD = "/etc/ld.so.preload"
 """Libraries that the dynamic loader adds to every program (ld.so(8))."""
@@ -77,10 +77,14 @@ def _count(ranges: str | None) -> int | None:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
+DISKS = frozenset({"ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "nfs", "nfs4", "overlay"})
+
+
 def file_systems(reader: HostReader) -> tuple[tuple[str, str], ...] | None:
     """Mount points of disks with their file system types."""
     mounts = _mounts(reader)
-    return None if mounts is None else tuple(sorted({(point, kind) for point, kind, _ in mounts if kind != "tmpfs"}))
+    disks = {(without_identifiers(point), kind) for point, kind, _ in mounts or () if kind in DISKS}
+    return None if mounts is None else tuple(sorted(disks))
 
 
 def _mounts(reader: HostReader) -> list[tuple[str, str, str]] | None:
@@ -182,22 +186,22 @@ def environment(reader: HostReader) -> tuple[dict[str, str], tuple[str, ...]]:
     text = reader.text("/proc/self/environ") or ""
     variables = dict(variable.split("=", 1) for variable in text.split("\0") if "=" in variable)
     values = {name: value.strip() for name, value in variables.items() if name in READ_VARIABLES and value.strip()}
-    return values, tuple(name for name in variables if NAMED_VARIABLES.fullmatch(name))
+    return values, tuple(sorted(name for name in variables if NAMED_VARIABLES.fullmatch(name)))
 
 
 def preloaded(reader: HostReader) -> tuple[str, ...]:
     """File names of the libraries that the dynamic loader adds to every program: LD_PRELOAD and /etc/ld.so.preload."""
     text = reader.text("/proc/self/environ") or ""
-    names = next((value for value in text.split("\0") if value.startswith("LD_PRELOAD=")), "=").partition("=")[2].split(":")
+    paths = next((value for value in text.split("\0") if value.startswith("LD_PRELOAD=")), "=").partition("=")[2]
     if reader.exists(PRELOAD):
-        names += (reader.text(PRELOAD) or "").split(":")
-    return tuple(dict.fromkeys(filter(None, names)))
+        paths += f":{reader.text(PRELOAD) or ''}"
+    return tuple(dict.fromkeys(path.rpartition("/")[2] for path in re.split(r"[\s:]+", paths) if path))
 
 
 def kernel_log(reader: HostReader) -> tuple[str, ...] | None:
-    """Lines of the kernel log since boot on NVIDIA's driver, PCI and the IOMMU."""
+    """Lines of the kernel log since boot, see :func:`kernel_lines`."""
     text = reader.command_output("dmesg.txt")
-    return None if text is None else tuple(text.splitlines())
+    return None if text is None else kernel_lines(text)
 
 
 def guards(reader: HostReader) -> tuple[str, ...] | None:
