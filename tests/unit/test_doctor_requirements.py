@@ -36,37 +36,31 @@ def findings_by_check(host: Host, configuration: Configuration) -> dict[str, doc
 @pytest.mark.parametrize(
     ("config", "name", "expected"),
     [
-        # gpus, memory, shm, ulimits, host
-        (TWO, "node-forced", (OK, OK, SKIP, SKIP, OK)),
-        (TWO, "node-pair", (OK, OK, SKIP, SKIP, BREAKS)),
-        (TWO, "x4-link", (BREAKS, OK, SKIP, SKIP, OK)),
-        (TWO, "wsl2", (MINOR, BREAKS, SKIP, SKIP, OK)),
-        (TWO, "no-gpu", (BREAKS, SKIP, SKIP, SKIP, SKIP)),
-        (TWO, "closed-module", (OK, UNKNOWN, SKIP, SKIP, UNKNOWN)),
-        (TWO, "container", (MINOR, BREAKS, BREAKS, BREAKS, OK)),
-        (EIGHT, "tuned", (OK, OK, OK, OK, OK)),
-        (EIGHT, "node-forced", (BREAKS, OK, SKIP, SKIP, OK)),
-        (SPARK, "gb10-ready", (OK, OK, SKIP, SKIP, SKIP)),
-        (SPARK, "node-forced", (BREAKS, SKIP, SKIP, SKIP, SKIP)),
-        (ONE, "gb10-ready", (BREAKS, SKIP, SKIP, SKIP, SKIP)),
-        (ONE, "geforce-patched", (MINOR, BREAKS, SKIP, SKIP, SKIP)),
+        # gpus, memory, host
+        (TWO, "node-forced", (OK, OK, OK)),
+        (TWO, "node-pair", (OK, OK, BREAKS)),
+        (TWO, "x4-link", (BREAKS, OK, OK)),
+        (TWO, "wsl2", (MINOR, BREAKS, OK)),
+        (TWO, "no-gpu", (BREAKS, SKIP, SKIP)),
+        (TWO, "closed-module", (OK, UNKNOWN, UNKNOWN)),
+        (TWO, "container", (MINOR, BREAKS, OK)),
+        (EIGHT, "tuned", (OK, OK, OK)),
+        (EIGHT, "node-forced", (BREAKS, OK, OK)),
+        (SPARK, "gb10-ready", (OK, OK, SKIP)),
+        (SPARK, "node-forced", (BREAKS, SKIP, SKIP)),
+        (ONE, "gb10-ready", (BREAKS, SKIP, SKIP)),
+        (ONE, "geforce-patched", (MINOR, BREAKS, SKIP)),
     ],
 )
 def test_requirements(config: str, name: str, expected: tuple[object, ...], hosts: dict[str, Host]) -> None:
     by_check = findings_by_check(hosts[name], configurations.load(config))
-    findings = [by_check[f"config-{topic}"] for topic in ("gpus", "memory", "shm", "ulimits", "host")]
+    findings = [by_check[f"config-{topic}"] for topic in ("gpus", "memory", "host")]
     statuses = tuple(finding.verdict.impact or finding.status for finding in findings)
     assert statuses == expected, [finding.verdict.fact for finding in findings]
     for finding in findings:
         diagnosis = finding.verdict
         assert diagnosis.fact and finding.source.endswith(f"{config}.toml")
         assert finding.status is not Status.PROBLEM or (diagnosis.cause and diagnosis.consequence and diagnosis.fix)
-
-
-def test_configuration_with_ipc_host_requires_shm_of_the_host(hosts: dict[str, Host]) -> None:
-    configuration = configurations.load(SPARK)
-    shared = configuration.model_copy(update={"container": configuration.container.model_copy(update={"ipc_host": True})})
-    assert findings_by_check(hosts["gb10-ready"], shared)["config-shm"].status is OK
 
 
 def test_minor_finding_is_a_problem_only_for_required_checks(hosts: dict[str, Host]) -> None:
@@ -88,7 +82,7 @@ def test_configuration_for_one_gpu_skips_peer_checks(hosts: dict[str, Host]) -> 
 
 def test_configurations_require_existing_checks() -> None:
     for name in configurations.names():
-        assert len(doctor.checks_for(configurations.load(name))) == len(CHECKS) + 6
+        assert len(doctor.checks_for(configurations.load(name))) == len(CHECKS) + 4
     configuration = configurations.load(TWO).model_copy(update={"host": ("iomu",)})
     with pytest.raises(NotFound, match="'iomu'"):
         doctor.checks_for(configuration)

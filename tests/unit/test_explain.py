@@ -606,20 +606,6 @@ def test_several_logs(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["explain"]).exit_code == 2
 
 
-PROGRAM = """import sys
-print("started", flush=True)
-sys.exit("RuntimeError: CUDA error: no kernel image is available for execution on the device" if sys.argv[1:] else 0)
-"""
-
-
-def test_what_a_program_prints_is_matched(tmp_path: Path) -> None:
-    assert inputs.of_program([sys.executable, "-c", PROGRAM]).lines == 1
-    for argv in ([sys.executable, "-c", PROGRAM, "fails"], [str(tmp_path / "absent")], [str(tmp_path)]):
-        with pytest.raises(BadInput, match=re.escape(argv[0])):
-            inputs.of_program(argv)
-    assert CliRunner().invoke(app, ["explain", "--container", "a/b"]).exit_code == 2
-
-
 TRACE = ["Traceback (most recent call last):", EXTENSION, NO_KERNEL]
 UNKNOWN = "RuntimeError: the flux is broken at /home/jane/x.py"
 

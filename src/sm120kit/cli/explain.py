@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,15 +16,9 @@ from sm120kit.hosts.log_rules.issue import issue_text, search_address
 
 def explain_(
     logs: Annotated[
-        list[Path] | None,
+        list[Path],
         typer.Argument(metavar="LOG|-", help="Logs of vLLM, SGLang, Docker or the Linux kernel; - for standard input."),
-    ] = None,
-    container: Annotated[
-        str, typer.Option("--container", metavar="NAME", help="Also read the log of a Docker container.")
-    ] = "",
-    kernel: Annotated[
-        bool, typer.Option("--kernel", help="Also read the kernel's log since boot: journalctl or dmesg.")
-    ] = False,
+    ],
     as_json: Json = False,
 ) -> None:
     """Explain known errors in a log.
@@ -34,23 +27,15 @@ def explain_(
     the lines most likely to matter, a search in the engine's tracker, and the text of an issue without secrets, names of users
     and hosts, and addresses. Exit code 0: a failure is explained, or the server started and answers; 1: no cause is known.
     """
-    names = [*map(str, logs or []), *([f"container {container}"] if container else []), *(["kernel"] if kernel else [])]
-    if not names:
-        raise typer.BadParameter("name a log, --container or --kernel", param_hint="LOG|-")
-    if container and not re.fullmatch(r"[a-zA-Z0-9][\w.-]*", container):
-        raise typer.BadParameter(f"{container!r} is not the name of a container", param_hint="--container")
     results = []
-    for index, name in enumerate(names):
-        if index < len(logs or []):
-            results.append(inputs.of_file((logs or [])[index]))
-        else:
-            results.append(inputs.of_kernel() if name == "kernel" else inputs.of_container(container))
+    for log in logs:
+        results.append(inputs.of_file(log))
         if not as_json:
-            if len(names) > 1:
-                console.data(f"== {name}")
+            if len(logs) > 1:
+                console.data(f"== {log}")
             _print(results[-1])
     if as_json:
-        console.json_data({"logs": [_table(name, result) for name, result in zip(names, results, strict=True)]})
+        console.json_data({"logs": [_table(str(log), result) for log, result in zip(logs, results, strict=True)]})
     raise typer.Exit(0 if any(result.known or result.healthy for result in results) else 1)
 
 

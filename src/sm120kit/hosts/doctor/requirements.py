@@ -1,4 +1,4 @@
-"""Checks of a configuration's requirements: GPUs, memory, /dev/shm, limits, and the checks listed under its ``host``."""
+"""Checks of a configuration's requirements: GPUs, memory, and the checks listed under its ``host``."""
 
 from __future__ import annotations
 
@@ -52,8 +52,6 @@ def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[
         HostCheck("config-driver", "the driver supports CUDA 13", Scope.GPU, source, _driver),
         HostCheck("config-gpus", "enough GPUs", Scope.ANY, source, lambda host: _enough_gpus(host, configuration)),
         HostCheck("config-memory", "enough memory on each GPU", Scope.GPU, source, lambda host: _memory(host, configuration)),
-        HostCheck("config-shm", "enough space in /dev/shm", Scope.ANY, source, lambda host: _shm(host, configuration)),
-        HostCheck("config-ulimits", "sufficient limits", Scope.ANY, source, lambda host: _ulimits(host, configuration)),
         HostCheck("config-host", "the required checks are ok", Scope.GPU, source, lambda host: _required(host, required)),
     )
 
@@ -141,48 +139,6 @@ def _memory(host: Host, configuration: Configuration) -> Diagnosis:
         consequence="weights or KV cache do not fit: out of memory at startup",
         fix="choose a configuration for less memory or more GPUs: sm120kit config list",
     )
-
-
-def _shm(host: Host, configuration: Configuration) -> Diagnosis:
-    required = configuration.container.shm_gib << 30
-    if not host.container.inside and not configuration.container.ipc_host:
-        return not_applicable("sm120kit serve sets the container's /dev/shm")
-    size = host.container.shm_bytes
-    if size is None:
-        return unknown(host.missing_reason("/proc/self/mounts"), "df -h /dev/shm")
-    if size < required:
-        gib = configuration.container.shm_gib
-        return problem(
-            Impact.BREAKS,
-            f"/dev/shm has {size >> 20} MiB; {configuration.name} requires {gib} GiB",
-            cause="the default is 64 MiB in a Docker container, and half of the memory on a host",
-            consequence="NCCL and the engine's workers exhaust it: a crash or a hang at startup",
-            fix=f"in a container: docker run --shm-size={gib}g; on a host: sudo mount -o remount,size={gib}G /dev/shm",
-        )
-    return ok(f"/dev/shm has {size >> 30} GiB")
-
-
-def _ulimits(host: Host, configuration: Configuration) -> Diagnosis:
-    required = configuration.container.ulimits
-    if not required:
-        return not_applicable("the configuration requires no limits")
-    if not host.container.inside:
-        return not_applicable("sm120kit serve sets the container's limits")
-    current = {"memlock": host.container.memlock, "stack": host.container.stack}
-    unread = [name for name in required if current.get(name) is None]
-    if unread:
-        return unknown(f"{', '.join(unread)}: {host.missing_reason('/proc/self/limits')}", "ulimit -a")
-    limits = [(name, current[name] or 0, minimum) for name, minimum in required.items()]
-    low = [(name, limit, minimum) for name, limit, minimum in limits if limit != -1 and (minimum == -1 or limit < minimum)]
-    if low:
-        return problem(
-            Impact.BREAKS,
-            ", ".join(f"{name} {limit}; requires {minimum}" for name, limit, minimum in low),
-            cause="Docker's defaults",
-            consequence="pinned host buffers cannot be allocated; deep recursion while compiling crashes",
-            fix="docker run " + " ".join(f"--ulimit {name}={minimum}" for name, _, minimum in low),
-        )
-    return ok(", ".join(f"{name} {limit}" for name, limit, _ in limits))
 
 
 def _required(host: Host, required: Sequence[HostCheck]) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Logs to explain: files, standard input, containers and the kernel's log."""
+"""Logs to explain: files and standard input."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import os
 import shlex
 import stat
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from sm120kit.core import process
-from sm120kit.core.errors import BadInput, RequirementMissing
+from sm120kit.core.errors import BadInput
 from sm120kit.hosts.log_rules import Explanation, explain
 
 COMPRESSED = {
@@ -55,47 +52,3 @@ def _explained(path: Path, stream: BinaryIO) -> Explanation:
             name, file = ("standard input", "FILE") if str(path) == "-" else (path, shlex.quote(str(path)))
             raise BadInput(f"{name} is compressed", f"{program} {file} | sm120kit explain -")
     return explain(stream)
-
-
-def of_container(name: str) -> Explanation:
-    """Explain the log of a Docker container.
-
-    Raises:
-        BadInput: there is no such container, or Docker cannot be used.
-    """
-    return of_program(["docker", "logs", name])
-
-
-def of_kernel() -> Explanation:
-    """Explain the kernel's log since boot, from journalctl or dmesg.
-
-    Raises:
-        BadInput: neither program can read it.
-    """
-    try:
-        return of_program(["journalctl", "-k", "-b", "--no-pager", "-o", "short-iso"])
-    except BadInput:
-        return of_program(["dmesg"])
-
-
-def of_program(argv: Sequence[str]) -> Explanation:
-    """Explain what a program prints, which may be more than memory holds.
-
-    Raises:
-        BadInput: the program cannot be run, or fails.
-    """
-    with tempfile.TemporaryDirectory(prefix="sm120kit-log-") as directory:
-        output = Path(directory, "output")
-        try:
-            with process.background(argv, output) as child:
-                child.wait()
-        except RequirementMissing as error:
-            raise BadInput(f"{' '.join(argv)}: program not found", "give a log file instead") from error
-        except OSError as error:
-            raise BadInput(f"{' '.join(argv)}: {error.strerror}", "give a log file instead") from error
-        with output.open("rb") as stream:
-            if child.returncode != 0:
-                stream.seek(-min(400, output.stat().st_size), os.SEEK_END)
-                tail = stream.read().decode(errors="replace").strip()
-                raise BadInput(f"{' '.join(argv)} failed: {tail or 'no output'}", "check the name and your permissions")
-            return explain(stream)
