@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -143,37 +145,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     lines += [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     if page:
         page.table(lines)
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        _plain_table(lines)
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    available = Console().width
-    widths = _widths(lines, available - _EDGE - _GAP * (len(columns) - 1))
-    if widths is None:
-        _lists(lines[0], lines[1:], available)
-        return
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
-    for name, width in zip(lines[0], widths, strict=True):
-        grid.add_column(Text(name), width=width)
-    for line in lines[1:]:
-        grid.add_row(*map(Text, line))
-    Console(width=sum(widths) + _EDGE + _GAP * len(columns), highlight=False).print(grid)
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        available = shutil.get_terminal_size().columns
+        widths = _widths(lines, available - _EDGE - _GAP * (len(columns) - 1))
+        if widths is None:
+            _lists(lines[0], lines[1:], available)
+            return
+        lines = [["\n".join(_wrapped(text, width)) for text, width in zip(line, widths, strict=True)] for line in lines]
+    else:
+        widths = [max(_width(text, str.splitlines) for text in column) for column in zip(*lines, strict=True)]
+    printed = [text for line in lines for text in _padded(line, widths)]
+    rule = " " + "─" * max(_cell_len(printed[0]) - 1, 0)
+    print("", printed[0], rule, *printed[1:], "", sep="\n", flush=True)
 
 
-def _plain_table(lines: Sequence[Sequence[str]]) -> None:
-    """Print a table without limit of width, in a fraction of rich's time. Only columns before the last are padded."""
-    widths = [max(_width(text, str.splitlines) for text in column) for column in zip(*lines, strict=True)]
-    rows = []
-    for line in lines:
-        for cells in zip_longest(*(text.splitlines() or [""] for text in line), fillvalue=""):
-            padded = (text + " " * (width - _cell_len(text)) for text, width in zip(cells, widths, strict=True))
-            rows.append(f" {(' ' * _GAP).join(padded)}".rstrip())
-    rule = " " + "─" * max(_cell_len(rows[0]) - 1, 0)
-    print("", rows[0], rule, *rows[1:], "", sep="\n", flush=True)
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    for line in text.splitlines():
+        yield from textwrap.wrap(line, width, **_WHOLE_WORDS) or [""]
+
+
+def _padded(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """The lines of a row, of which only columns before the last are padded."""
+    for cells in zip_longest(*(text.splitlines() or [""] for text in line), fillvalue=""):
+        padded = (text + " " * (width - _cell_len(text)) for text, width in zip(cells, widths, strict=True))
+        yield f" {(' ' * _GAP).join(padded)}".rstrip()
 
 
 _EDGE, _GAP = 2, 2
@@ -207,8 +202,6 @@ def _cell_len(text: str) -> int:
 
 def _lists(columns: Sequence[str], rows: Sequence[Sequence[str]], available: int) -> None:
     """Print each row as lines with a column's name and the cell, without empty cells."""
-    import textwrap
-
     margin = max(map(len, columns)) + 2
     for row in rows:
         print()

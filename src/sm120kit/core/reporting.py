@@ -1,20 +1,12 @@
-"""Messages and progress of library code, for the reporter that the program installs.
-
-The command line installs :mod:`sm120kit.core.console`. Without a reporter, messages go to the logger ``sm120kit``, which prints
-nothing until the program configures :mod:`logging`, and progress is not shown.
+"""Messages and progress of library code, for the reporter that the program installs: the command line's is
+:mod:`sm120kit.core.console`. Without one, nothing is printed.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
-
-from sm120kit.core.secrets import masked
-
-_logger = logging.getLogger("sm120kit")
-_logger.addHandler(logging.NullHandler())
 
 
 class Advance(Protocol):
@@ -34,30 +26,7 @@ class Reporter(Protocol):
     def task(self, description: str, total: int | None, *, transfer: bool = False) -> AbstractContextManager[Advance]: ...
 
 
-class Log:
-    """Reporter of a library: messages are logged without secrets, progress is dropped."""
-
-    def info(self, message: str) -> None:
-        _logger.info("%s", masked(message))
-
-    def detail(self, message: str) -> None:
-        _logger.debug("%s", masked(message))
-
-    def warn(self, message: str) -> None:
-        _logger.warning("%s", masked(message))
-
-    def step(self, message: str) -> AbstractContextManager[None]:
-        self.info(message)
-        return nullcontext()
-
-    def working(self, activity: str = "") -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def task(self, description: str, total: int | None, *, transfer: bool = False) -> AbstractContextManager[Advance]:
-        return nullcontext(lambda amount=1: None)
-
-
-_reporter: Reporter = Log()
+_reporter: Reporter | None = None
 
 
 @contextmanager
@@ -73,29 +42,32 @@ def use(reporter: Reporter) -> Iterator[None]:
 
 def info(message: str) -> None:
     """Report what happens."""
-    _reporter.info(message)
+    if _reporter:
+        _reporter.info(message)
 
 
 def detail(message: str) -> None:
     """Report what only interests with ``--verbose``."""
-    _reporter.detail(message)
+    if _reporter:
+        _reporter.detail(message)
 
 
 def warn(message: str) -> None:
     """Report a risk that does not end the command."""
-    _reporter.warn(message)
+    if _reporter:
+        _reporter.warn(message)
 
 
 def step(message: str) -> AbstractContextManager[None]:
     """Report the start of a step that may take long and has no parts to count."""
-    return _reporter.step(message)
+    return _reporter.step(message) if _reporter else nullcontext()
 
 
 def working(activity: str = "") -> AbstractContextManager[None]:
     """A program or wait that is reported only when it takes long; without a name it belongs to the last message."""
-    return _reporter.working(activity)
+    return _reporter.working(activity) if _reporter else nullcontext()
 
 
 def task(description: str, total: int | None, *, transfer: bool = False) -> AbstractContextManager[Advance]:
     """Report progress: yields a function that counts finished parts of ``total`` (None: unknown), bytes with ``transfer``."""
-    return _reporter.task(description, total, transfer=transfer)
+    return _reporter.task(description, total, transfer=transfer) if _reporter else nullcontext(lambda amount=1: None)

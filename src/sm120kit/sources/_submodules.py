@@ -41,7 +41,7 @@ def fetch_commit(pin: GitPin, repository: Repository, mirror: str | None) -> str
     if not re.fullmatch(r"[0-9a-f]{40}", pin.commit):
         raise NotTrusted(f"{pin.commit!r} is not a commit", "a pin has 40 hexadecimal digits")
     url = _fetch_url(pin.url, mirror, pin.project, ("file",), f"the git URL of {pin.project} {pin.version}")
-    _fetch(repository, url, pin.commit, pin.version)
+    _fetch(repository, url, pin.commit)
     return url
 
 
@@ -105,7 +105,7 @@ def _resolve(parent: str, url: str) -> str:
     return host + colon + os.path.normpath(f"{path}/{url}")
 
 
-def _fetch(repository: Repository, url: str, commit: str, version: str = "") -> None:
+def _fetch(repository: Repository, url: str, commit: str) -> None:
     """Fetch one commit: alone where the server allows it, else with all branches and tags.
 
     Raises:
@@ -130,7 +130,7 @@ def _fetch(repository: Repository, url: str, commit: str, version: str = "") -> 
         return
     if kind:
         raise FetchFailed(f"{commit} is a {kind} in {redacted(url)}, not a commit", "pin the commit to which it points")
-    raise FetchFailed(f"{redacted(url)} has no commit {commit}{_moved_tag(repository, url, version)}", "check the pin")
+    raise FetchFailed(f"{redacted(url)} has no commit {commit}", "check the pin: a tag of the version may have moved")
 
 
 def _require_below_limit(fetched: Completed, url: str) -> None:
@@ -171,19 +171,6 @@ def _fetch_url(url: str, mirror: str | None, project: str, local: tuple[str, ...
     raise FetchFailed(
         f"the mirror {directory} has no clone of {redacted(url)}", f"looked for {', '.join(dict.fromkeys(names))} in it"
     )
-
-
-def _moved_tag(repository: Repository, url: str, version: str) -> str:
-    """The end of a message about an absent commit: the commit to which the version's tag points now."""
-    if not version:
-        return ""
-    tags = [f"refs/tags/{prefix}{version}{peeled}" for prefix in ("v", "") for peeled in ("^{}", "")]
-    listed = repository.list_remote(url, *tags)
-    commits = dict(zip(listed[1::2], listed[::2], strict=False))
-    for tag in tags:
-        if tag in commits:
-            return f"; its tag {tag.removeprefix('refs/tags/').removesuffix('^{}')} is at {commits[tag]} now"
-    return ""
 
 
 def _reason(failed: Completed) -> str:

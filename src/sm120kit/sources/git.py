@@ -158,11 +158,6 @@ class Repository:
         url, env = without_credentials(str(source)) if network else (source, {})
         return self.git("fetch", *quiet, *options, "--", url, *refspecs, env=env, check=check, network=network, tied=network)
 
-    def list_remote(self, url: str, *refs: str) -> list[str]:
-        """Commit and name of each of ``refs`` that the repository at a URL has, by turns; empty if it cannot be read."""
-        bare, env = without_credentials(url)
-        return self.git("ls-remote", "--", bare, *refs, env=env, check=False, network=True).stdout.split()
-
     def start(self, *args: str | Path) -> RunningProgram:
         """Start git in this repository as :meth:`git` runs it, see :func:`sm120kit.core.process.start`."""
         self._reset_configuration()
