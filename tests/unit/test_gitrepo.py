@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from sm120kit.core.errors import CommandFailed, NotTrusted
@@ -286,7 +282,7 @@ def test_commit_of_absent_or_wrong_objects_is_rejected(tmp_path: Path) -> None:
         (tree, "1" * 40),
         (tree, tree),
     ):
-        with pytest.raises(CommandFailed, match=r"does not exist|is a (commit|tree|blob), not a"):
+        with pytest.raises(CommandFailed, match=r"is no (tree|commit) in"):
             repository.commit_tree(wrong, parent, "x")
     assert repository.commit_tree(tree, commit, "x") == repository.commit_tree(tree, commit, "x"), "usable afterwards"
     (repository.path / "HEAD").unlink()
@@ -409,33 +405,3 @@ def test_planted_program_is_not_run_by_commits(tmp_path: Path) -> None:
         plant(repository.path, mark)
         repository.commit_tree(tree, parent, "x\n")
     assert not mark.exists(), mark.read_text()
-
-
-def test_process_that_reads_objects_ends_with_the_repository(tmp_path: Path) -> None:
-    small_commit(tmp_path / "warm")
-    this = psutil.Process()
-    children, files = this.children(recursive=True), this.num_fds()
-    repository, commit = small_commit(tmp_path / "r")
-    assert len(this.children(recursive=True)) == len(children) + 1
-    with pytest.raises(CommandFailed):
-        repository.commit_tree("1" * 40, commit, "x")
-    del repository
-    assert this.children(recursive=True) == children and this.num_fds() == files
-
-
-def test_process_that_reads_objects_ends_with_a_killed_parent(tmp_path: Path) -> None:
-    program = """
-import json, os, psutil, signal, sys
-from pathlib import Path
-from sm120kit.sources.git import Repository
-repository = Repository.init(Path(sys.argv[1]))
-with repository.index() as index:
-    repository.commit_tree(index.write_tree(), None, "x")
-print(json.dumps([child.pid for child in psutil.Process().children()]), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "r"], stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL
-    (pid,) = json.loads(done.stdout)
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.05)

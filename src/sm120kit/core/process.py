@@ -28,9 +28,6 @@ from sm120kit.core.secrets import masked
 Environment = Mapping[str, str | None]
 """Variables added to this process's environment; None removes one."""
 
-RunningProgram = subprocess.Popen[bytes]
-"""A running program."""
-
 LAST_LINES = 1000
 """Lines of a program's output that are kept for its error, while it prints without end."""
 
@@ -183,17 +180,6 @@ def deadline(seconds: float) -> Iterator[threading.Event]:
         yield stop
     finally:
         timer.cancel()
-
-
-def start(argv: Sequence[str | Path], *, env: Environment | None = None) -> RunningProgram:
-    """Start a program that answers requests on stdin and ends with its input, for the caller to end; stderr is discarded.
-
-    The input also ends when this process is killed.
-
-    Raises:
-        RequirementMissing: the program does not exist or cannot be run.
-    """
-    return _spawn(argv, env=env, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager

@@ -19,18 +19,17 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import CommandFailed, FetchFailed, NotTrusted, ResourceUnavailable
-from sm120kit.core.process import Completed, Environment, RunningProgram, Stopped, deadline, run, run_until, start
+from sm120kit.core.process import Completed, Environment, Stopped, deadline, run, run_until
 from sm120kit.sources._git_urls import without_credentials
 
 if TYPE_CHECKING:
-    from sm120kit.sources._git_objects import Objects
+    pass
 
 IDENTITY = "sm120kit <sm120kit@localhost>"
 """Author and committer of our own commits."""
@@ -158,18 +157,6 @@ class Repository:
         url, env = without_credentials(str(source)) if network else (source, {})
         return self.git("fetch", *quiet, *options, "--", url, *refspecs, env=env, check=check, network=network, tied=network)
 
-    def start(self, *args: str | Path) -> RunningProgram:
-        """Start git in this repository as :meth:`git` runs it, see :func:`sm120kit.core.process.start`."""
-        self._reset_configuration()
-        return start(["git", *_OPTIONS, f"--git-dir={self.path}", *args], env=environment())
-
-    @cached_property
-    def _objects(self) -> Objects:
-        """This repository in GitPython; its processes end with this object."""
-        from sm120kit.sources._git_objects import Objects
-
-        return Objects(self.path)
-
     def tree_of(self, commit: str) -> str:
         """The tree id of a commit."""
         return self.git("rev-parse", "--verify", "--quiet", f"{_revision(commit)}^{{tree}}").stdout.strip()
@@ -223,7 +210,9 @@ class Repository:
             ValueError: author, date or message is not in the form in which every version of git stores it.
             CommandFailed: the tree or the parent does not exist.
         """
-        return self._objects.create_commit(_revision(tree), parent, message, (author, IDENTITY), date)
+        from sm120kit.sources._git_objects import create_commit
+
+        return create_commit(self, _revision(tree), parent, message, (author, IDENTITY), date)
 
     def set_ref(self, ref: str, commit: str) -> None:
         """Set ``ref`` (``refs/...``) to ``commit``, which keeps it from garbage collection."""
