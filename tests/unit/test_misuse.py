@@ -68,7 +68,7 @@ BASE = {
 }
 """Valid arguments of each command, with which it reaches the invalid one and uses no network."""
 
-OUTPUTS = {"init directory"}
+OUTPUTS = {"doctor --html", "init directory"}
 """Options whose file or directory is created under any new name, as that of --state is."""
 
 
