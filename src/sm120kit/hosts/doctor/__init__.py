@@ -1,6 +1,7 @@
 """Diagnose a host: ``diagnose(host) -> findings``. Pure: works on the recorded facts and never reads the machine.
 
-Checks are small functions in ``CHECKS``, one module per topic. Further checks, such as the requirements of a configuration, are
+Checks are small functions in ``CHECKS``, one module per topic; ``checks.toml`` has what they expect, and the texts of their
+problems. Further checks, such as the requirements of a configuration, are
 passed to ``diagnose`` in the same form.
 """
 
@@ -132,10 +133,4 @@ def _diagnosis(check: HostCheck, host: Host) -> Diagnosis:
     try:
         return check.diagnose(host)
     except Exception as error:  # a fact in an unexpected form must not prevent the other findings
-        return problem(
-            Impact.MINOR,
-            f"the check failed: {type(error).__name__}: {error}",
-            cause="a bug in sm120kit: a fact of this host has a form that the check does not handle",
-            consequence="this check has no result",
-            fix="report it with the output of: sm120kit doctor --json",
-        )
+        return problem("failed", Impact.MINOR, f"the check failed: {type(error).__name__}: {error}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 from sm120kit.hosts.facts import Host
 
@@ -45,6 +49,9 @@ class HostRemedy:
     risk: str
 
 
+Remedies = tuple[HostRemedy, ...]
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """Result of one check on one host.
@@ -60,7 +67,7 @@ class Diagnosis:
     consequence: str = ""
     fix: str = ""
     risk: str = ""
-    alternatives: tuple[HostRemedy, ...] = ()
+    alternatives: Remedies = ()
 
 
 @dataclass(frozen=True)
@@ -97,11 +104,15 @@ class HostCheck:
     generic: bool = False
 
 
-def check(
-    name: str, title: str, scope: Scope, source: str, *, generic: bool = False
-) -> Callable[[Callable[[Host], Diagnosis]], HostCheck]:
-    """Decorator that turns a function ``Host -> Diagnosis`` into a check."""
-    return lambda diagnose: HostCheck(name, title, scope, source, diagnose, generic)
+_CHECKS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("checks.toml").read_text("utf-8"))
+"""What each check expects, and the texts of its problems."""
+
+
+def check(name: str) -> Callable[[Callable[[Host], Diagnosis]], HostCheck]:
+    """Decorator that turns a function ``Host -> Diagnosis`` into the check with a name in ``checks.toml``."""
+    table = _CHECKS[name]
+    scope, generic = Scope[table["scope"]], table.get("generic", False)
+    return lambda diagnose: HostCheck(name, table["title"], scope, table["source"], diagnose, generic)
 
 
 def ok(fact: str) -> Diagnosis:
@@ -110,19 +121,19 @@ def ok(fact: str) -> Diagnosis:
 
 
 def problem(
-    impact: Impact, fact: str, *, cause: str, consequence: str, fix: str = "", remedies: tuple[HostRemedy, ...] = ()
+    name: str, impact: Impact, fact: str, *, cause: str = "", consequence: str = "", fix: str = "", remedies: Remedies = ()
 ) -> Diagnosis:
-    """The expected condition does not hold; ``fix`` is the exact remedy, or ``remedies`` several with their risks, in order."""
-    return Diagnosis(
-        Status.PROBLEM,
-        fact,
-        impact,
-        cause,
-        consequence,
-        fix or remedies[0].action,
-        "" if fix else remedies[0].risk,
-        remedies if fix else remedies[1:],
+    """The expected condition does not hold. ``name`` is that of the check, or ``check.problem``, in ``checks.toml``.
+
+    What the file does not have depends on the host: ``fix`` is the exact remedy, or ``remedies`` several with their risks, in
+    order.
+    """
+    table = functools.reduce(dict.__getitem__, name.split("."), _CHECKS)
+    cause, consequence, fix = (
+        given or table.get(key, "") for key, given in (("cause", cause), ("consequence", consequence), ("fix", fix))
     )
+    first, others = (HostRemedy(fix, ""), remedies) if fix else (remedies[0], remedies[1:])
+    return Diagnosis(Status.PROBLEM, fact, impact, cause, consequence, first.action, first.risk, others)
 
 
 def as_information(diagnosis: Diagnosis, reason: str) -> Diagnosis:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import io
 
-from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, Scope, check, ok, problem, unknown
+from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, check, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 from sm120kit.hosts.log_rules import explain
 
 
-@check(
-    "kernel-log",
-    "the kernel log has no error of a GPU since boot",
-    Scope.GPU,
-    "NVIDIA GPU driver manual, Xid errors; NVIDIA/open-gpu-kernel-modules#862, #1111, #1151; NVIDIA/dgx-spark-playbooks#97; "
-    "aikitoria/open-gpu-kernel-modules#9",
-)
+@check("kernel-log")
 def kernel_log(host: Host) -> Diagnosis:
     if host.kernel_log is None:
         return unknown(host.missing_reason("dmesg.txt"), "sudo dmesg | sm120kit explain -")
@@ -25,6 +19,7 @@ def kernel_log(host: Host) -> Diagnosis:
         if match.rule.consequence:
             count = f" ({match.count} lines)" if match.count > 1 else ""
             return problem(
+                "kernel-log",
                 Impact.BREAKS,
                 f"{match.line}{count}",
                 cause=match.cause,

@@ -9,7 +9,6 @@ from sm120kit.hosts.doctor._findings import (
     HostCheck,
     HostRemedy,
     Impact,
-    Scope,
     as_information,
     by_device,
     check,
@@ -21,7 +20,6 @@ from sm120kit.hosts.doctor._findings import (
 from sm120kit.hosts.doctor._peers import p2p_unused
 from sm120kit.hosts.facts import Host
 
-WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 GRUB = "in /etc/default/grub, then sudo update-grub and reboot"
 IOMMU_OFF = HostRemedy(
     f"the IOMMU off: in the BIOS, or amd_iommu=off (Intel: intel_iommu=off) {GRUB}; Linux then does not set ACS either",
@@ -30,22 +28,15 @@ IOMMU_OFF = HostRemedy(
 LINK_LOST = re.compile(r"fallen off the bus|Xid \(PCI:[^)]*\): 79\b|Surprise|SurprDnErr", re.IGNORECASE)
 
 
-@check(
-    "iommu",
-    "the IOMMU does not translate GPU addresses",
-    Scope.BARE_PAIR,
-    "vllm-project/vllm#33041; NVIDIA/nccl#257; pytorch/pytorch#84803; NVIDIA/open-gpu-kernel-modules#1257",
-    generic=True,
-)
+@check("iommu")
 def iommu(host: Host) -> Diagnosis:
     kinds = {gpu.bus: gpu.iommu for gpu in host.gpus}
     translated = [(bus, kind) for bus, kind in kinds.items() if kind and kind.startswith("DMA")]
     if translated:
         diagnosis = problem(
+            "iommu",
             Impact.BREAKS,
             by_device(translated),
-            cause="the IOMMU translates the addresses of the GPUs, including peer traffic",
-            consequence="NCCL may hang at the first collective; copies between GPUs may return zeros without an error",
             remedies=(
                 HostRemedy(
                     f'GRUB_CMDLINE_LINUX="amd_iommu=on iommu=pt" (Intel: intel_iommu=on iommu=pt) {GRUB}',
@@ -65,14 +56,7 @@ def iommu(host: Host) -> Diagnosis:
     )
 
 
-@check(
-    "hmm",
-    "HMM is disabled in nvidia_uvm",
-    Scope.BARE_PAIR,
-    f"{WIKI} optimization/nccl-tuning.md, troubleshooting/common-issues.md; P2P at full rate with HMM: "
-    "EfficientMoE/Omni-Infinity docs/ (multi-GPU platform validation)",
-    generic=True,
-)
+@check("hmm")
 def hmm(host: Host) -> Diagnosis:
     if host.driver.hmm_disabled is None:
         path = "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"
@@ -80,19 +64,12 @@ def hmm(host: Host) -> Diagnosis:
             f"{host.missing_reason(path)} (nvidia_uvm is loaded by the first CUDA program)", f"nvidia-smi; cat {path}"
         )
     if not host.driver.hmm_disabled:
-        diagnosis = problem(
-            Impact.MINOR,
-            "uvm_disable_hmm is N",
-            cause="the driver enables heterogeneous memory management (HMM) by default",
-            consequence="P2P transfers between GPUs hang on some boards; others have full rates with HMM",
-            fix="echo 'options nvidia_uvm uvm_disable_hmm=1' | sudo tee /etc/modprobe.d/uvm.conf; "
-            "sudo update-initramfs -u; reboot",
-        )
+        diagnosis = problem("hmm", Impact.MINOR, "uvm_disable_hmm is N")
         return as_information(diagnosis, p2p_unused(host))
     return ok("uvm_disable_hmm is Y")
 
 
-@check("aspm", "ASPM is off", Scope.DISCRETE, f"{WIKI} troubleshooting/common-issues.md (Surprise Link Down)", generic=True)
+@check("aspm")
 def aspm(host: Host) -> Diagnosis:
     if host.virtual or host.wsl:
         return not_applicable("the real links are not visible in a virtual machine")
@@ -100,13 +77,7 @@ def aspm(host: Host) -> Diagnosis:
     enabled = [bus for bus, on in links if on]
     if enabled:
         failed = [line for line in host.kernel_log or () if LINK_LOST.search(line)]
-        return problem(
-            Impact.BREAKS if failed else Impact.MINOR,
-            f"ASPM is on at {', '.join(enabled)}",
-            cause="the firmware or the kernel enabled active state power management",
-            consequence="Surprise Link Down (aer_uncor_status 0x20): the GPU falls off the bus when its link changes speed",
-            fix=f'GRUB_CMDLINE_LINUX="pcie_aspm=off pcie_port_pm=off" {GRUB}; also turn ASPM off in the BIOS',
-        )
+        return problem("aspm", Impact.BREAKS if failed else Impact.MINOR, f"ASPM is on at {', '.join(enabled)}")
     if all(on is False for _, on in links):
         return ok("off on every link")
     if "[performance]" in (host.aspm_policy or ""):

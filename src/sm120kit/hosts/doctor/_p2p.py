@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from sm120kit.hosts.doctor import _gpus
-from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, Scope, check, not_applicable, ok, problem, unknown
+from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 from sm120kit.hosts.facts._fact_records import SWITCHED
 
-WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
-CLUB = "noonghunna/club-3090 docs/PCIE_P2P.md"
 PARAMS = "/proc/driver/nvidia/params"
 FORCE_P2P = {
     "ForceP2P": "0x11",
@@ -29,7 +27,7 @@ REFUSALS = {
 """Legend of ``nvidia-smi topo -p2p``."""
 
 
-@check("p2p-grant", "the driver permits P2P", Scope.PAIR, f"nvidia-smi topo -p2p, legend; {CLUB} §4a, §5")
+@check("p2p-grant")
 def grant(host: Host) -> Diagnosis:
     codes = {pair.granted for pair in host.pairs}
     if None in codes:
@@ -38,22 +36,14 @@ def grant(host: Host) -> Diagnosis:
     if refusals:
         expected = "NCCL_P2P_DISABLE" in host.environment or any(gpu.consumer for gpu in host.gpus)
         return problem(
+            "p2p-grant",
             Impact.MINOR if expected else Impact.SLOWS,
             "; ".join(f"{code}: {REFUSALS.get(code, 'no P2P')}" for code in refusals),
-            cause="the driver refuses direct access between GPUs",
-            consequence="all-reduce goes through host memory; an engine that assumes P2P may hang",
-            fix="serve with NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce. P2P requires bare metal, Resizable BAR "
-            "and RTX PRO cards",
         )
     return ok(f"{len(host.pairs)} pair(s): OK")
 
 
-@check(
-    "force-p2p",
-    "ForceP2P is set only where it helps",
-    Scope.BARE_PAIR,
-    f"{WIKI} hardware/pcie-bandwidth.md; {CLUB} §4a; NVIDIA/open-gpu-kernel-modules#1257",
-)
+@check("force-p2p")
 def force_p2p(host: Host) -> Diagnosis:
     if any(gpu.consumer for gpu in host.gpus):
         return not_applicable("GeForce: these keys apply to RTX PRO cards")
@@ -69,11 +59,9 @@ def force_p2p(host: Host) -> Diagnosis:
     switched = kinds & set(SWITCHED)
     if switched and forced:
         return problem(
+            "force-p2p.switched",
             Impact.BREAKS,
             f"ForceP2P={registry['ForceP2P']} with {', '.join(sorted(kind for kind in kinds if kind))} pairs",
-            cause="behind a PCIe switch the driver uses BAR1 P2P by default; ForceP2P breaks its detection",
-            consequence="the crossover measurement of one-shot all-reduce is wrong",
-            fix="remove ForceP2P from /etc/modprobe.d/, sudo update-initramfs -u, reboot",
         )
     if switched:
         return ok("not set, which is correct behind a PCIe switch")
@@ -81,10 +69,9 @@ def force_p2p(host: Host) -> Diagnosis:
     if missing:
         keys = ";".join(f"{key}={value}" for key, value in FORCE_P2P.items())
         return problem(
+            "force-p2p.missing",
             Impact.MINOR,
             f"{', '.join(sorted(kind for kind in kinds if kind))}: {', '.join(missing)} not set",
-            cause="without a PCIe switch the driver stages peer writes in host memory by default",
-            consequence="one-shot all-reduce takes 59 instead of 7 µs at 16 KB, and engines disable it above 4 KB",
             fix=f"echo 'options nvidia NVreg_RegistryDwords=\"{keys}\"' | sudo tee /etc/modprobe.d/nvidia-p2p.conf; "
             "sudo update-initramfs -u; reboot; then sm120kit doctor --measure, because forced P2P has corrupted data",
         )
@@ -98,7 +85,7 @@ def _equal(value: str | None, expected: str) -> bool:
         return False
 
 
-@check("static-bar1", "static BAR1 mapping is set for a patched GeForce driver", Scope.BARE_PAIR, "noonghunna/club-3090#873")
+@check("static-bar1")
 def static_bar1(host: Host) -> Diagnosis:
     patched = all(gpu.consumer for gpu in host.gpus) and any(pair.granted == "OK" for pair in host.pairs)
     if not patched:
@@ -112,34 +99,21 @@ def static_bar1(host: Host) -> Diagnosis:
         required = (_gpus.numbers(host.driver.version or "") or (0,)) >= STATIC_BAR_SINCE
         hint = "" if required else "only if NCCL hangs: "
         return problem(
+            "static-bar1",
             Impact.BREAKS if required else Impact.MINOR,
             f"{', '.join(missing)} not set, driver {host.driver.version or 'unknown'}",
-            cause="the patched driver copies through BAR1, which from 610 on maps all memory only with these keys",
-            consequence="nvidia-smi topo prints OK, but no bytes arrive: NCCL hangs in ncclCommInitRank",
             fix=f'{hint}options nvidia NVreg_RegistryDwords="{keys}" in /etc/modprobe.d/; costs 2 to 3 %',
         )
     return ok("set")
 
 
-@check(
-    "p2p-check",
-    "vLLM verifies P2P on a patched GeForce driver",
-    Scope.PAIR,
-    f"noonghunna/club-3090#922; {CLUB} §7",
-    generic=True,
-)
+@check("p2p-check")
 def p2p_check(host: Host) -> Diagnosis:
     patched = any(gpu.consumer for gpu in host.gpus) and any(pair.granted == "OK" for pair in host.pairs)
     if not patched:
         return not_applicable("applies to GeForce cards with a third-party driver that permits P2P")
     if host.environment.get("VLLM_SKIP_P2P_CHECK") != "0":
-        return problem(
-            Impact.MINOR,
-            "the driver permits P2P on GeForce, and VLLM_SKIP_P2P_CHECK is not 0",
-            cause="vLLM relies on the driver's answer and does not verify that data arrive unchanged",
-            consequence='on some hosts the output is "!!!!" and no draft tokens are accepted, while NCCL reports no error',
-            fix="VLLM_SKIP_P2P_CHECK=0, and sm120kit doctor --measure; if it reports wrong bytes: --disable-custom-all-reduce",
-        )
+        return problem("p2p-check", Impact.MINOR, "the driver permits P2P on GeForce, and VLLM_SKIP_P2P_CHECK is not 0")
     return ok("VLLM_SKIP_P2P_CHECK=0")
 
 

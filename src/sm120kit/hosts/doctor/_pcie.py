@@ -9,7 +9,6 @@ from sm120kit.hosts.doctor._findings import (
     HostCheck,
     HostRemedy,
     Impact,
-    Scope,
     as_information,
     by_device,
     check,
@@ -23,7 +22,6 @@ from sm120kit.hosts.doctor._peers import p2p_unused
 from sm120kit.hosts.facts import Gpu, GpuPair, Host
 from sm120kit.hosts.facts._pci import ACS_REDIRECT, DEVICES
 
-WIKI = "github.com/Visual-Synthesizer/rtx6kpro"
 AWAKE = ("P0", "P1", "P2")
 """Performance states in which a GPU keeps its link at full speed."""
 SLOT_LANES = 16
@@ -32,14 +30,7 @@ HALF_LANES, GEN4 = 8, 16.0
 """A Gen5 link with half its lanes, or a Gen4 link with all, is a property of many boards and costs some percent."""
 
 
-@check(
-    "acs",
-    "ACS does not redirect peer traffic to the CPU",
-    Scope.BARE_PAIR,
-    "NVIDIA/nccl#2079; NCCL manual, troubleshooting; Linux pci_enable_acs, kernel-parameters: pci=disable_acs_redir; "
-    f"{WIKI} hardware/pcie-bandwidth.md",
-    generic=True,
-)
+@check("acs")
 def acs(host: Host) -> Diagnosis:
     if not all(gpu.root_complex for gpu in host.gpus):
         return unknown("the ports above the GPUs are unknown", "sudo lspci -vvv | grep ACSCtl")
@@ -52,11 +43,9 @@ def acs(host: Host) -> Diagnosis:
         if host.passthrough:
             fix = f"first stop the passthrough of {', '.join(host.passthrough)}: without ACS its groups merge. Then {fix}"
         diagnosis = problem(
+            "acs",
             Impact.BREAKS,
             "ACSCtl " + ", ".join(f"{port.acs:#06x} at {port.bus}" for port in redirecting),
-            cause="ACS request redirect or completion redirect is set on these root or switch ports: by Linux, while an IOMMU "
-            "is active, also with iommu=pt, or by the firmware",
-            consequence="NCCL with two ranks may hang, or a switch forwards 50 instead of 103 GB/s, both directions together",
             remedies=(
                 HostRemedy(fix, "lasts until the next boot: try it first. Virtual machines are no longer separated"),
                 HostRemedy(
@@ -75,12 +64,7 @@ def acs(host: Host) -> Diagnosis:
     return ok(f"no redirection on {len(host.bridges)} port(s)")
 
 
-@check(
-    "bar1",
-    "BAR1 covers the GPU's memory",
-    Scope.DISCRETE,
-    f"{WIKI} hardware/pcie-bandwidth.md; noonghunna/club-3090 docs/PCIE_P2P.md §4",
-)
+@check("bar1")
 def bar1(host: Host) -> Diagnosis:
     if host.wsl:
         return not_applicable("WSL2 hides the PCIe tree")
@@ -90,28 +74,18 @@ def bar1(host: Host) -> Diagnosis:
         return unknown(host.missing_reason("nvidia-smi-q.xml"), "nvidia-smi -q -d MEMORY | grep -A1 BAR1")
     unassigned = [gpu.bus for gpu in host.gpus if gpu.aperture_mib == 0]
     if unassigned:
-        return problem(
-            Impact.BREAKS,
-            f"{', '.join(unassigned)}: no BAR is assigned",
-            cause='the kernel found no address space for the BARs (dmesg: "BAR 1: no space")',
-            consequence="the driver does not initialize the GPU",
-            fix="BIOS: Above 4G Decoding on, unused USB4 off; otherwise pci=realloc on the kernel command line; with more than "
-            "12 GPUs, set compute mode with displaymodeselector",
-        )
+        return problem("bar1.unassigned", Impact.BREAKS, f"{', '.join(unassigned)}: no BAR is assigned")
     small = [gpu for gpu in host.gpus if (gpu.aperture_mib or 0) < (gpu.memory_mib or 257)]
     if small:
         return problem(
+            "bar1.small",
             Impact.SLOWS if len(host.gpus) > 1 and not any(gpu.consumer for gpu in host.gpus) else Impact.MINOR,
             by_device((gpu.bus, f"BAR1 {gpu.aperture_mib} MiB for {gpu.memory_mib or '?'} MiB of memory") for gpu in small),
-            cause="Resizable BAR is off",
-            consequence="no P2P between GPUs; models load more slowly",
-            fix="BIOS: both Re-Size BAR Support and Above 4G Decoding on; on RTX PRO cards displaymodeselector can make it "
-            "permanent",
         )
     return ok(by_device((gpu.bus, f"BAR1 {gpu.aperture_mib} MiB") for gpu in host.gpus))
 
 
-@check("link-width", "PCIe links use all lanes", Scope.DISCRETE, f"{WIKI} hardware/gpu-configs.md, daily-summaries 2026-04-22")
+@check("link-width")
 def link_width(host: Host) -> Diagnosis:
     if host.virtual or host.wsl:
         return not_applicable("the real links are not visible in a virtual machine")
@@ -124,11 +98,9 @@ def link_width(host: Host) -> Diagnosis:
     if narrow:
         half = all((gpu.link.width or 0) >= HALF_LANES for gpu in narrow)
         return problem(
+            "link-width",
             Impact.MINOR if half else Impact.SLOWS,
             by_device((gpu.bus, f"x{gpu.link.width} of x{gpu.link.max_width}{_port(host, gpu)}") for gpu in narrow),
-            cause="the slot has fewer lanes or shares them with an M.2 slot, or a riser or dirty contact lost some",
-            consequence="one narrow link slows every collective: prefill fell from 9,000 to 1,000 tok/s",
-            fix="another slot (see the board's block diagram), BIOS bifurcation x16, cables below 30 cm, or reseat the card",
         )
     return ok(by_device((gpu.bus, f"x{gpu.link.width}") for gpu in host.gpus))
 
@@ -138,12 +110,7 @@ def _port(host: Host, gpu: Gpu) -> str:
     return "" if lanes is None else f" (port: x{lanes})"
 
 
-@check(
-    "link-speed",
-    "PCIe links run at the GPU's maximum speed",
-    Scope.DISCRETE,
-    f"{WIKI} hardware/gpu-configs.md, daily-summaries 2026-04-17, 2026-05-10",
-)
+@check("link-speed")
 def link_speed(host: Host) -> Diagnosis:
     if host.virtual or host.wsl:
         return not_applicable("the real links are not visible in a virtual machine")
@@ -158,15 +125,13 @@ def link_speed(host: Host) -> Diagnosis:
     if old or slow:
         older = [gpu for gpu in old if _port_speed(host, gpu) < GEN4]
         return problem(
+            "link-speed",
             Impact.SLOWS if slow_link or older else Impact.MINOR,
             by_device(
                 (gpu.bus, f"{gpu.link.speed:g} of {gpu.link.max_speed:g} GT/s, port maximum {_port_speed(host, gpu):g}")
                 for gpu in host.gpus
                 if gpu in old or gpu in slow
             ),
-            cause="the slot, riser or retimer is of an older PCIe generation, or the link was trained at a lower speed",
-            consequence="each generation lower halves P2P bandwidth: 26 GB/s instead of 52 to 56 for Gen5 x16",
-            fix="use a Gen5 slot and riser; BIOS: link speed Gen5 for this slot; with a poor riser, set Gen4 explicitly",
         )
     if all(gpu.link.speed == gpu.link.max_speed for gpu in host.gpus):
         return ok(by_device((gpu.bus, f"{gpu.link.speed:g} GT/s") for gpu in host.gpus))
@@ -183,12 +148,7 @@ def _port_speed(host: Host, gpu: Gpu) -> float:
     return maximum or gpu.link.max_speed or 0.0
 
 
-@check(
-    "aer",
-    "no PCIe errors (AER) since boot",
-    Scope.DISCRETE,
-    f"{WIKI} daily-summaries 2026-03-07, 2026-05-12; Linux Documentation/ABI sysfs-bus-pci-devices-aer_stats",
-)
+@check("aer")
 def aer(host: Host) -> Diagnosis:
     if host.wsl:
         return not_applicable("WSL2 hides the PCIe tree")
@@ -203,32 +163,14 @@ def aer(host: Host) -> Diagnosis:
         if errors.nonfatal or errors.fatal
     ]
     if uncorrected:
-        return problem(
-            Impact.BREAKS,
-            "; ".join(uncorrected),
-            cause="an unstable link: cable, riser, retimer, contact or heat",
-            consequence="transfers fail, and the GPU falls off the bus",
-            fix="use a shorter or better cable or riser, reseat the card, cool the slot below 88 °C, or set it to Gen4; "
-            "dmesg | grep -i aer",
-        )
+        return problem("aer.uncorrected", Impact.BREAKS, "; ".join(uncorrected))
     corrected = [f"{bus}: {errors.correctable}" for bus, errors in counters if errors.correctable]
     if corrected:
-        return problem(
-            Impact.MINOR,
-            f"corrected errors since boot: {'; '.join(corrected)}",
-            cause="a marginal link: packets are sent again",
-            consequence="some bandwidth is lost; uncorrected errors may follow",
-            fix="run doctor again after some load; if the count grows, use a better cable or riser, or set this slot to Gen4",
-        )
+        return problem("aer.corrected", Impact.MINOR, f"corrected errors since boot: {'; '.join(corrected)}")
     return ok(f"no errors on {len(counters)} device(s)")
 
 
-@check(
-    "topology",
-    "every GPU pair is within the range of NCCL's P2P",
-    Scope.PAIR,
-    f"nvidia-smi topo -m, legend; {WIKI} hardware/topology.md, optimization/pcie-oneshot-allreduce.md",
-)
+@check("topology")
 def topology(host: Host) -> Diagnosis:
     if host.wsl:
         return not_applicable("WSL2 hides the PCIe tree")
@@ -241,14 +183,7 @@ def topology(host: Host) -> Diagnosis:
     counts = Counter(pair.kind for pair in host.pairs)
     fact = ", ".join(f"{count} x {kind}" for kind, count in sorted(counts.items(), key=str))
     if counts["SYS"] and host.environment.get("NCCL_P2P_LEVEL") != "SYS":
-        return problem(
-            Impact.MINOR if p2p_unused(host) else Impact.SLOWS,
-            fact,
-            cause="some GPUs are on different sockets, and by default NCCL does not use P2P across sockets",
-            consequence="all-reduce of all GPUs goes through host memory; one-shot all-reduce is 4 to 16 % slower across "
-            "sockets",
-            fix="NCCL_P2P_LEVEL=SYS for models on all GPUs; otherwise select GPUs of one socket with CUDA_VISIBLE_DEVICES",
-        )
+        return problem("topology", Impact.MINOR if p2p_unused(host) else Impact.SLOWS, fact)
     return ok(fact)
 
 

@@ -110,18 +110,16 @@ def _verdict(output: TransferOutput, wrong: list[str], fact: str) -> Diagnosis:
     workaround = "NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce"
     if output.hung or output.failed or not fact:
         return problem(
+            "measure.unfinished",
             Impact.BREAKS,
             f"not finished within {SECONDS} s: {output.hung}" if output.hung else output.failed or "ended without a result",
-            cause="peer traffic does not arrive: the IOMMU translates it, ACS redirects it, or HMM is on",
-            consequence="engines hang or fail at the same point, with GPUs at 100 % and no error",
             fix=f"see the findings iommu, acs and hmm; workaround: {workaround}. A GPU that hung may need a reset or a reboot",
         )
     if wrong:
         return problem(
+            "measure.wrong",
             Impact.BREAKS,
             "; ".join(wrong),
-            cause="P2P between these GPUs corrupts data, usually because the IOMMU translates addresses",
-            consequence='garbage output ("!!!!") or no accepted draft tokens, without any error',
             fix=f"serve with {workaround}; remove ForceP2P; see the findings iommu and acs",
         )
     return ok(fact)

@@ -98,22 +98,12 @@ def _enough_gpus(host: Host, configuration: Configuration) -> Diagnosis:
     candidates = suitable(host, configuration)
     kind = "GPUs with unified memory" if hardware.unified else "discrete SM12x GPUs"
     if len(candidates) < count:
-        return problem(
-            Impact.BREAKS,
-            f"{len(candidates)} {kind}; {configuration.name} requires {count}",
-            cause="the configuration is for other hardware, or not all GPUs were detected",
-            consequence="the engine cannot start: the model is divided among that many GPUs",
-            fix="choose another configuration: sm120kit config list; compare nvidia-smi -L with lspci -d 10de:",
-        )
+        return problem("config-gpus.few", Impact.BREAKS, f"{len(candidates)} {kind}; {configuration.name} requires {count}")
     model = re.split(r"[,(]", hardware.gpu)[0].strip()
     different = [(gpu.bus, gpu.name or "unnamed GPU") for _, gpu in candidates if model not in (gpu.name or model)]
     if len(candidates) - len(different) < count:
         return problem(
-            Impact.MINOR,
-            by_device(different),
-            cause=f"the configuration was published for {hardware.gpu}",
-            consequence="its figures do not apply to this GPU",
-            fix="measure with sm120kit bench run URL, and do not compare with the configuration's reference figures",
+            "config-gpus.other", Impact.MINOR, by_device(different), cause=f"the configuration was published for {hardware.gpu}"
         )
     return ok(f"{len(candidates)} x {model}; {configuration.name} requires {count}")
 
@@ -133,11 +123,10 @@ def _memory(host: Host, configuration: Configuration) -> Diagnosis:
     if len(enough) == len(known) or len(enough) >= hardware.gpus_per_node:
         return ok(f"{min(enough) / 1e9:.1f} GB")
     return problem(
+        "config-memory",
         Impact.BREAKS,
         by_device((bus, f"{size / 1e9:.1f} GB") for bus, size in known if size < required),
         cause=f"the configuration is for GPUs with {hardware.memory_gb:g} GB",
-        consequence="weights or KV cache do not fit: out of memory at startup",
-        fix="choose a configuration for less memory or more GPUs: sm120kit config list",
     )
 
 
@@ -150,6 +139,7 @@ def _required(host: Host, required: Sequence[HostCheck]) -> Diagnosis:
     if problems:
         breaks = any(diagnosis.impact is Impact.BREAKS for _, diagnosis in problems)
         return problem(
+            "config-host",
             Impact.BREAKS if breaks else Impact.SLOWS,
             "; ".join(f"{check.name}: {diagnosis.fact}" for check, diagnosis in problems),
             cause="the configuration's figures depend on these checks: " + ", ".join(check.name for check in required),
