@@ -104,44 +104,16 @@ def probe(root: Path = Path("/")) -> Host:
     )
 
 
-def _gpus(reader: HostReader, smi_gpus: dict[str, _nvidia.ListedGpu]) -> tuple[Gpu, ...]:
+def _gpus(reader: HostReader, smi_gpus: dict[str, _nvidia.GpuFields]) -> tuple[Gpu, ...]:
     """GPUs in nvidia-smi's order, then those that only the PCI bus lists."""
     on_bus = _pci.nvidia_gpus(reader)
-    unlisted = _nvidia.ListedGpu(*[None] * 11)
     gpus = []
     for bus in [*smi_gpus, *(bus for bus in on_bus if bus not in smi_gpus)]:
-        smi = smi_gpus.get(bus, unlisted)
-        present = bus in on_bus
-        root, bridges = _pci.ancestry(reader, bus) if present else ("", ())
-        directory = f"{_pci.DEVICES}/{bus}"
-        node = reader.number(f"{directory}/numa_node") if present else None
-        aperture = smi.aperture_mib
-        if aperture is None and present:
-            aperture = _pci.aperture_mib(reader, bus)
-        gpus.append(
-            Gpu(
-                bus=bus,
-                name=smi.name or _model(reader, bus),
-                capability=smi.capability,
-                driver=reader.target(f"{directory}/driver"),
-                root_complex=root,
-                bridges=bridges,
-                numa_node=None if node is None or node < 0 else int(node),
-                link=_pci.link(reader, bus) if present else Link(None, None, None, None, None),
-                iommu=_pci.iommu_type(reader, bus) if present else None,
-                aperture_mib=aperture,
-                memory_mib=smi.memory_mib,
-                power_limit=smi.power_limit,
-                power_max=smi.power_max,
-                persistence=smi.persistence,
-                state=smi.state,
-                temperature=smi.temperature,
-                active=smi.active,
-                processes=smi.processes,
-                errors=_pci.errors(reader, bus) if present else None,
-                used_mib=smi.used_mib,
-            )
-        )
+        smi = smi_gpus.get(bus, {})
+        stated = {name: value for name, value in smi.items() if value is not None}
+        driver = reader.target(f"{_pci.DEVICES}/{bus}/driver")
+        found = _pci.gpu_fields(reader, bus, aperture="aperture_mib" not in stated) if bus in on_bus else {}
+        gpus.append(Gpu(bus, driver=driver, **{"name": stated.get("name") or _model(reader, bus), **found, **stated}))
     return tuple(gpus)
 
 

@@ -14,11 +14,11 @@ SWITCHED = (PIX, PXB) = ("PIX", "PXB")
 class Link:
     """One end of a PCIe link. Widths in lanes, speeds in GT/s; an idle GPU lowers its speed."""
 
-    width: int | None
-    max_width: int | None
-    speed: float | None
-    max_speed: float | None
-    aspm: bool | None
+    width: int | None = None
+    max_width: int | None = None
+    speed: float | None = None
+    max_speed: float | None = None
+    aspm: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -52,24 +52,24 @@ class Gpu:
     """
 
     bus: str
-    name: str | None
-    capability: str | None
-    driver: str | None
-    root_complex: str
-    bridges: tuple[str, ...]
-    numa_node: int | None
-    link: Link
-    iommu: str | None
-    aperture_mib: int | None
-    memory_mib: int | None
-    power_limit: float | None
-    power_max: float | None
-    persistence: bool | None
-    state: str | None
-    temperature: int | None
-    active: tuple[str, ...] | None
-    processes: int | None
-    errors: ErrorCounters | None
+    name: str | None = None
+    capability: str | None = None
+    driver: str | None = None
+    root_complex: str = ""
+    bridges: tuple[str, ...] = ()
+    numa_node: int | None = None
+    link: Link = Link()
+    iommu: str | None = None
+    aperture_mib: int | None = None
+    memory_mib: int | None = None
+    power_limit: float | None = None
+    power_max: float | None = None
+    persistence: bool | None = None
+    state: str | None = None
+    temperature: int | None = None
+    active: tuple[str, ...] | None = None
+    processes: int | None = None
+    errors: ErrorCounters | None = None
     used_mib: int | None = None
 
     @property

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import Any
 from xml.etree import ElementTree
 
 from sm120kit.hosts.facts._fact_records import Driver
 from sm120kit.hosts.facts._reader import HostReader
 
-
-@dataclass(frozen=True)
-class ListedGpu:
-    """Facts of one GPU from nvidia-smi. Memory in MiB, power in W, temperature in degrees Celsius."""
-
-    name: str | None
-    capability: str | None
-    memory_mib: int | None
-    aperture_mib: int | None
-    power_limit: float | None
-    power_max: float | None
-    persistence: bool | None
-    state: str | None
-    temperature: int | None
-    active: tuple[str, ...] | None
-    processes: int | None
-    used_mib: int | None = None
+GpuFields = dict[str, Any]
+"""Fields of a :class:`Gpu` by name; those that nvidia-smi does not state are None."""
 
 
 def address(text: str) -> str:
@@ -34,7 +19,7 @@ def address(text: str) -> str:
     return f"{domain[-4:]:0>4}:{rest}"
 
 
-def gpus(reader: HostReader) -> tuple[dict[str, ListedGpu], str | None, str | None]:
+def gpus(reader: HostReader) -> tuple[dict[str, GpuFields], str | None, str | None]:
     """GPUs by address, in nvidia-smi's order; the driver's version; and the newest CUDA version that it supports."""
     text = reader.command_output("nvidia-smi-q.xml")
     if text is None:
@@ -57,29 +42,30 @@ def _capabilities(text: str) -> list[tuple[str, str]]:
     return [(address(row[0]), row[1].strip()) for row in rows if len(row) == 2]
 
 
-def _smi_gpu(gpu: ElementTree.Element, capability: str | None) -> ListedGpu:
-    memory, aperture = (_number(gpu, f"{part}_memory_usage/total") for part in ("fb", "bar1"))
-    used = _number(gpu, "fb_memory_usage/used")
-    temperature = _number(gpu, "temperature/gpu_temp")
-    mode = _value(gpu, "persistence_mode")
+def _smi_gpu(gpu: ElementTree.Element, capability: str | None) -> GpuFields:
+    def whole(path: str) -> int | None:
+        number = _number(gpu, path)
+        return None if number is None else int(number)
+
+    mode, processes = _value(gpu, "persistence_mode"), gpu.find("processes")
     reasons = gpu.find("clocks_event_reasons")
     if reasons is None:
         reasons = gpu.find("clocks_throttle_reasons")
-    processes = gpu.find("processes")
-    return ListedGpu(
-        _value(gpu, "product_name"),
-        capability,
-        None if memory is None else int(memory),
-        None if aperture is None else int(aperture),
-        _number(gpu, "gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit"),
-        _number(gpu, "gpu_power_readings/max_power_limit", "power_readings/max_power_limit"),
-        None if mode is None else mode == "Enabled",
-        _value(gpu, "performance_state"),
-        None if temperature is None else int(temperature),
-        None if reasons is None else tuple(_reason(reason.tag) for reason in reasons if reason.text == "Active"),
-        None if processes is None else sum(kind.text == "C" for kind in processes.iter("type")),
-        None if used is None else int(used),
-    )
+    current = ("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit")
+    return {
+        "name": _value(gpu, "product_name"),
+        "capability": capability,
+        "memory_mib": whole("fb_memory_usage/total"),
+        "used_mib": whole("fb_memory_usage/used"),
+        "aperture_mib": whole("bar1_memory_usage/total"),
+        "power_limit": _number(gpu, *current),
+        "power_max": _number(gpu, "gpu_power_readings/max_power_limit", "power_readings/max_power_limit"),
+        "persistence": None if mode is None else mode == "Enabled",
+        "state": _value(gpu, "performance_state"),
+        "temperature": whole("temperature/gpu_temp"),
+        "active": None if reasons is None else tuple(_reason(reason.tag) for reason in reasons if reason.text == "Active"),
+        "processes": None if processes is None else sum(kind.text == "C" for kind in processes.iter("type")),
+    }
 
 
 def _reason(tag: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from itertools import takewhile
+from typing import Any
 
 from sm120kit.hosts.facts._capabilities import capability, extended
 from sm120kit.hosts.facts._fact_records import PIX, PXB, Bridge, ErrorCounters, Link
@@ -71,6 +72,21 @@ def acs(config: bytes) -> tuple[bool | None, int | None]:
     if not offset:
         return (None, None) if offset is None else (False, None)
     return True, struct.unpack_from("<H", config, offset + _ACS_CONTROL)[0]
+
+
+def gpu_fields(reader: HostReader, bus: str, *, aperture: bool) -> dict[str, Any]:
+    """Fields of the :class:`Gpu` at an address; its ``aperture`` if nvidia-smi does not state it."""
+    root, bridges = ancestry(reader, bus)
+    node = reader.number(f"{DEVICES}/{bus}/numa_node")
+    fields = {
+        "root_complex": root,
+        "bridges": bridges,
+        "numa_node": None if node is None or node < 0 else int(node),
+        "link": link(reader, bus),
+        "iommu": iommu_type(reader, bus),
+        "errors": errors(reader, bus),
+    }
+    return fields | ({"aperture_mib": aperture_mib(reader, bus)} if aperture else {})
 
 
 def bridge(reader: HostReader, bus: str) -> Bridge:
