@@ -26,6 +26,7 @@ from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration, Verificati
 from sm12x_lab.ptx import interposed
 from sm120kit import patches
 from sm120kit.cli import app
+from sm120kit.core import console, reporting
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.records import LeftOut, Toolchain
@@ -272,12 +273,12 @@ class ImmediatePool:
 
 
 def test_results_are_reported_while_other_programs_compile(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verification, "ThreadPoolExecutor", ImmediatePool)
-    with caplog.at_level("INFO", "sm120kit"):
+    with reporting.use(console):
         bench.run()
-    assert caplog.messages == [
+    assert capsys.readouterr().err.splitlines() == [
         f"[1/3] compiled {GROUPED.name}",
         f"[1/3] {GROUPED.name}: PASS",
         f"[2/3] compiled {faults.STOCK}",

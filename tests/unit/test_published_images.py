@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from sm120kit.cli import main
+from sm120kit.core import console, reporting
 from sm120kit.core.errors import BadInput, NotAttested, NotTrusted, NotVerified, RegistryFailed
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
@@ -147,15 +148,19 @@ def test_publish_refuses_a_malformed_repository(repository: str, tmp_path: Path)
 # ---- signatures
 
 
-def test_select_without_a_key_warns(workspace: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert published.select(RECIPE, Source(index(tmp_path / "i", entry())), PLATFORM, workspace) == entry()
-    (warning,) = caplog.messages
-    assert warning.startswith("r.example/vllm:0.19.1-sm120kit.") and "signature not verified; pass `--trust KEY`" in warning
-    caplog.clear()
+def test_select_without_a_key_warns(workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with reporting.use(console):
+        assert published.select(RECIPE, Source(index(tmp_path / "i", entry())), PLATFORM, workspace) == entry()
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert (
+        warning.startswith("warning: r.example/vllm:0.19.1-sm120kit.")
+        and "signature not verified; pass `--trust KEY`" in warning
+    )
     private, public = key(tmp_path, "key")
     source = Source(signed(tmp_path / "s", private, entry()), public)
-    assert published.select(RECIPE, source, PLATFORM, workspace).attested
-    assert not caplog.messages
+    with reporting.use(console):
+        assert published.select(RECIPE, source, PLATFORM, workspace).attested
+    assert not capsys.readouterr().err
 
 
 def test_select_with_a_key_refuses_an_unsigned_image(workspace: Workspace, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import httpx2
 import pytest
 from hostile_server import HostileServer, hostile_server
 
-from sm120kit.core import archives, retry
+from sm120kit.core import archives, console, reporting, retry
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss, Sm120kitError
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources import Origin, _archive, _git_urls, checkout_name, fetch, index_client
@@ -183,14 +183,14 @@ def test_downloads_directory_as_mirror(workspace: Workspace, shelf: Path, tmp_pa
     assert fetch(pin, other, Origin(workspace.downloads.as_uri(), offline=True)).commit == SDIST_COMMIT
 
 
-def test_damaged_download_is_fetched_again(workspace: Workspace, shelf: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_damaged_download_is_fetched_again(workspace: Workspace, shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pin = put(shelf)
     spoilt = workspace.downloads / pin.sha256 / "demo-1.0.tar.gz"
     spoilt.parent.mkdir(parents=True)
     spoilt.write_bytes(b"spoilt")
-    assert fetch(pin, workspace, Origin(str(shelf))).commit == SDIST_COMMIT
-    assert "removing it" in caplog.text
+    with reporting.use(console):
+        assert fetch(pin, workspace, Origin(str(shelf))).commit == SDIST_COMMIT
+    assert "removing it" in capsys.readouterr().err
 
 
 def test_leftovers_of_killed_fetch_are_removed(workspace: Workspace, shelf: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit.core import console, reporting
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import full, require_new, require_output_directory, require_writable
@@ -300,12 +301,12 @@ time.sleep(60)
 """
 
 
-def test_a_lock_that_another_keeps_hinders_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lock_that_another_keeps_hinders_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
-        with host_turn("work", patience_seconds=0.1):
+        with reporting.use(console), host_turn("work", patience_seconds=0.1):
             holder.kill()
-    assert f"process {holder.pid} of user" in caplog.text
+    assert f"process {holder.pid} of user" in capsys.readouterr().err
 
 
 def test_host_lock_excludes_others_until_it_is_released() -> None:
