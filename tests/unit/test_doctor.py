@@ -17,7 +17,7 @@ from sm120kit.cli import app
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.hosts import doctor
 from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, _gpus, _peers, measure
-from sm120kit.hosts.doctor._findings import check, ok
+from sm120kit.hosts.doctor._findings import ok
 from sm120kit.hosts.facts import Host, PeerCache, probe
 
 EXPECTED = Path(__file__).parent / "hosts"
@@ -198,10 +198,10 @@ def test_fit_requires_no_breaking_or_slowing_finding(hosts: dict[str, Host]) -> 
 
 
 def test_exception_in_a_check_is_a_minor_finding(hosts: dict[str, Host]) -> None:
-    @check("odd", "this host is odd", Scope.ANY, "this test")
-    def odd(host: Host) -> doctor.Diagnosis:
+    def divide(host: Host) -> doctor.Diagnosis:
         return ok(str(host.memory_total // 0))  # type: ignore[operator]
 
+    odd = doctor.HostCheck("odd", "this host is odd", Scope.ANY, "this test", divide)
     finding, *others = doctor.diagnose(hosts["node-forced"], [odd, *CHECKS])
     assert finding.verdict.impact is Impact.MINOR and "ZeroDivisionError" in finding.verdict.fact
     assert len(others) == len(CHECKS)
