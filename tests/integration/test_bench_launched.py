@@ -85,7 +85,7 @@ class LaunchedServers:
         options = ("--name", f"s-{self.starts}", "--label", f"{LAUNCHER_LABEL}={os.getpid()}.{time.monotonic_ns()}")
         argv = (*server, *options, service.image, f"/model/snapshots/{REVISION}", "--label", "of-the-server")
         self.starts += 1
-        state = LaunchOptions(Workspace(self.directory / "state"), 20, lambda line: None)
+        state = LaunchOptions(Workspace(self.directory / "state"), 20)
         launch.serve(prepared_launch(self.configuration, image, service), argv, state, work=work)
 
     def measure(self, restarts: int, save: Callable[[Result], None] | None = None) -> Result:

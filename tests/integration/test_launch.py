@@ -75,7 +75,7 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from sm120kit.cli import entry
-from sm120kit.core import console
+from sm120kit.core import console, reporting
 from sm120kit.core.workspace import Workspace
 from sm120kit.images.published_images import Source
 from sm120kit.images.image_records import Image, VerifiedImage
@@ -91,8 +91,9 @@ configuration = configurations.load("qwen3.5-27b-fp8-1x-rtx-pro-6000")
 prepared = launch.PreparedLaunch(configuration, image, None, None, service, (), Source(Path("none")))
 def progress(seconds, line):
     console.info(f"progress: {line}")
-options = launch.LaunchOptions(Workspace.open(Path(state)), float(wait), console.info, progress)
-sys.exit(entry.run(lambda: launch.serve(prepared, tuple(argv), options, lambda run: time.sleep(600))))
+options = launch.LaunchOptions(Workspace.open(Path(state)), float(wait), progress)
+with reporting.use(console):
+    sys.exit(entry.run(lambda: launch.serve(prepared, tuple(argv), options, lambda run: time.sleep(600))))
 """
 
 
@@ -232,7 +233,7 @@ def test_port_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         source = Source(tmp_path / "none")
         prepared = launch.PreparedLaunch(configuration, None, None, None, service, (), source)
         with pytest.raises(ResourceUnavailable, match=str(port)):
-            launch.run(prepared, launch.LaunchOptions(Workspace(tmp_path), 1, print), lambda run: None)
+            launch.run(prepared, launch.LaunchOptions(Workspace(tmp_path), 1), lambda run: None)
 
 
 STATIC = r"""
@@ -311,7 +312,7 @@ def test_launch_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         # This daemon has no network of its own and no GPUs; everything else is as in a launch.
         source = Source(tmp_path / "none")
         prepared = launch.PreparedLaunch(configuration, verified, None, None, service, (), source)  # type: ignore[arg-type]
-        options = launch.LaunchOptions(Workspace.open(tmp_path / "state"), 60, print)
+        options = launch.LaunchOptions(Workspace.open(tmp_path / "state"), 60)
         record = launch.RunRecord(prepared, options)
         labelled = replace(launch.labelled_service(prepared.service, prepared.configuration, record.path), name="launched")
 

@@ -87,7 +87,7 @@ class Docker:
         devices = tuple(Device(number, "RTX PRO 6000", 96 << 30) for number in range(gpus))
         configuration = configurations.load(CONFIGURATION)
         prepared = launch.PreparedLaunch(configuration, image, None, None, service, (), Source(Path("none")), devices=devices)
-        return prepared, launch.LaunchOptions(self.workspace, 60, print, on_answer=lambda endpoint, answer: None)
+        return prepared, launch.LaunchOptions(self.workspace, 60, on_answer=lambda endpoint, answer: None)
 
     @property
     def calls(self) -> list[list[str]]:

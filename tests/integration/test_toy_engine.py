@@ -191,7 +191,7 @@ def test_server_is_started_and_measured(data: Path, tmp_path: Path) -> None:
             seen.append(metrics.observe(Endpoint(run.url), 0.01).running)
             work(run)  # type: ignore[operator]
 
-        launch.serve(prepared, argv, LaunchOptions(workspace, 20, lambda line: None), work=observed)
+        launch.serve(prepared, argv, LaunchOptions(workspace, 20), work=observed)
 
     (tmp_path / "mine.toml").write_text('summary = "x"\nprompts = ["a"]\nconcurrency = [1]\noutput_tokens = [20]\n')
     saved: list[Result] = []

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
-from sm120kit.cli.cache import size
+from sm120kit.core.disk import size
 from sm120kit.core.errors import Mismatch, NotFound, NotTrusted, Sm120kitError
 from sm120kit.core.temporary import TEMPORARY, owned_directory, publish_directory
 from sm120kit.core.workspace import Workspace

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from sm120kit import __version__, recipes
 from sm120kit.bench.workload import Case
 from sm120kit.cli import app, bench_workload, plugins
 from sm120kit.cli.commands import COMMANDS
-from sm120kit.cli.options import expand_groups
+from sm120kit.cli.options import Sources, expand_groups
 from sm120kit.cli.tree import Branch, Leaf
 from sm120kit.core import console
 from sm120kit.core.errors import DaemonUnreachable, NotFound, OfflineMiss, ResourceUnavailable, SystemRefused
@@ -114,15 +114,6 @@ def test_common_options_are_in_the_help_of_the_program_only() -> None:
     assert not any(name in run("build", "-h").stdout for name in names)
 
 
-@pytest.mark.parametrize("words", [("--state", "{}", "patch", "status"), ("patch", "--state", "{}", "status")])
-def test_common_option_before_the_command(words: tuple[str, ...], tmp_path: Path) -> None:
-    for name in ("first", "variable", "last"):
-        (tmp_path / name).write_text("")
-    argv = [word.format(tmp_path / "first") for word in words]
-    assert f"{tmp_path}/first" in str(run(*argv, SM120KIT_STATE=str(tmp_path / "variable")).exception)
-    assert f"{tmp_path}/last" in str(run(*argv, "--state", tmp_path / "last").exception)
-
-
 def test_help_has_options_of_a_command_before_those_of_a_group_that_it_extends() -> None:
     page = run("reproduce", "-h").stdout
     assert page.index("--url") < page.index("--api-key") and "[default: 120.0" in page
@@ -188,16 +179,15 @@ def test_invalid_value_names_its_environment_variable() -> None:
     assert "SM120KIT" not in run("build", "flashinfer", "--jobs", "many", SM120KIT_JOBS="2").output.split("error:")[1]
 
 
-@pytest.mark.parametrize("words", [("-q", "patch", "export"), ("patch", "-q", "export"), ("patch", "export", "-q")])
-def test_quiet_and_verbose_work_at_every_level(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_and_verbose_end_with_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str) -> None:
         print(f"quiet={console.quiet} verbose={console.verbose}")
 
     monkeypatch.setattr("sm120kit.recipes.load_with_path", load)
-    assert "quiet=True verbose=False" in run(*words, "flashinfer", "--from", "x").stdout
-    louder = [word.replace("-q", "-v") for word in words]
-    assert "quiet=False verbose=True" in run(*louder, "flashinfer", "--from", "x").stdout
-    assert "quiet=False verbose=False" in run("patch", "export", "flashinfer", "--from", "x").stdout
+    words = ("patch", "export", "flashinfer", "--from", "x")
+    assert "quiet=True verbose=False" in run(*words, "-q").stdout
+    assert "quiet=False verbose=True" in run(*words, "-v").stdout
+    assert "quiet=False verbose=False" in run(*words).stdout
 
 
 def test_quiet_prints_results_and_errors(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +282,8 @@ def test_option_group_becomes_single_options() -> None:
         calls.append((word, group, last))
 
     expanded = expand_groups(function)
-    assert list(inspect.signature(expanded).parameters) == ["word", "size", "name", "last"]
+    common = [field.name for field in fields(Sources)]
+    assert list(inspect.signature(expanded).parameters) == ["word", "size", "name", "last", *common]
     assert (expanded.__name__, expanded.__doc__) == ("function", "Help.")
     program = typer.Typer()
     program.command()(expanded)

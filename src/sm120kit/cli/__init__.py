@@ -11,7 +11,6 @@ import typer
 import sm120kit
 from sm120kit.cli import entry
 from sm120kit.cli.commands import COMMANDS
-from sm120kit.cli.options import forget_common
 from sm120kit.cli.tree import Branch, Group
 from sm120kit.core import console, reporting
 
@@ -36,7 +35,6 @@ class Program(Group):
             sys.exit(2)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        forget_common()
         option: Any
         for option in self.params:
             if "-C" in option.opts:  # typer would load pydantic to convert its text

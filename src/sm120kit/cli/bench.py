@@ -12,7 +12,7 @@ import typer
 
 from sm120kit.cli.bench_results import render, render_effects
 from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
-from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, configuration_names, given_values
+from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, argument, configuration_names, given_values, option
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.cli.verify_server import brief_probe
 from sm120kit.core import console
@@ -33,12 +33,9 @@ class RunningServer(ServerAccess):
     """A server that is running already."""
 
     served_model_name: Annotated[
-        str,
-        typer.Option("--served-model-name", metavar="NAME", help="With URL: the model; default: the server's only model."),
+        str, option("--served-model-name NAME", "With URL: the model; default: the server's only model.")
     ] = ""
-    record: Annotated[
-        Path | None, typer.Option("--run", metavar="FILE", help="With URL: the record that serve wrote for this server.")
-    ] = None
+    record: Annotated[Path | None, option("--run FILE", "With URL: the record that serve wrote for this server.")] = None
     timeout: Timeout = 120.0
 
     def measured(self, url: str) -> MeasuredServer:
@@ -58,10 +55,9 @@ class AblatedServer(LaunchedServer):
 
     ablate: Annotated[
         str,
-        typer.Option(
-            "--ablate",
-            metavar="NAME,...",
-            help="Also with each of these options, which `config show` lists: restarts with and without them in turn.",
+        option(
+            "--ablate NAME,...",
+            "Also with each of these options, which `config show` lists: restarts with and without them in turn.",
         ),
     ] = ""
 
@@ -70,22 +66,21 @@ class AblatedServer(LaunchedServer):
 class Results:
     """Where the results go."""
 
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FILE", help="The result, written after each case; a partial one is resumed."),
-    ] = Path("result.json")
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing result.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Measure a server although a probe fails.")] = False
+    output: Annotated[Path, option("--output -o FILE", "The result, written after each case; a partial one is resumed.")] = (
+        Path("result.json")
+    )
+    overwrite: Annotated[bool, option("--overwrite", "Replace an existing result.")] = False
+    force: Annotated[bool, option("--force", "Measure a server although a probe fails.")] = False
     json: Json = False
 
 
 def run_(
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="CONFIG|URL",
+        argument(
+            "CONFIG|URL",
+            "A configuration to launch, or the root of an OpenAI-compatible server.",
             autocompletion=configuration_names,
-            help="A configuration to launch, or the root of an OpenAI-compatible server.",
         ),
     ],
     *,
@@ -200,8 +195,7 @@ def _require_options_of_url(launched: AblatedServer) -> None:
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Published result files of other benchmarks.")],
-    json: Json = False,
+    files: Annotated[list[Path], argument("FILE", "Published result files of other benchmarks.")], json: Json = False
 ) -> None:
     """Check published result files of other benchmarks.
 

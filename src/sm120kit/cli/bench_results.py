@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Html, Json, Overwrite
+from sm120kit.cli.options import Html, Json, Overwrite, argument, option
 from sm120kit.core import console
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_new, require_writable
@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 
 
 def show(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="Files that bench run wrote.")],
+    results: Annotated[list[Path], argument("RESULT", "Files that bench run wrote.")],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write this file instead: .csv, .md, .svg, .png, or as llama-benchy does .benchy.json or .benchy.csv.",
+        option(
+            "--output -o FILE",
+            "Write this file instead: .csv, .md, .svg, .png, or as llama-benchy does .benchy.json or .benchy.csv.",
         ),
     ] = None,
     html: Html = None,
@@ -69,11 +67,9 @@ def _export(results: Sequence[Path], output: Path, overwrite: bool) -> None:
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A result.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The result to compare with it.")],
-    ignore: Annotated[
-        str, typer.Option("--ignore", metavar="NAME,...", help="What may differ in the environments; it is printed.")
-    ] = "",
+    before: Annotated[Path, argument("BEFORE", "A result.")],
+    after: Annotated[Path, argument("AFTER", "The result to compare with it.")],
+    ignore: Annotated[str, option("--ignore NAME,...", "What may differ in the environments; it is printed.")] = "",
     json: Json = False,
 ) -> None:
     """Compare two results case by case.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sm120kit.cli.options import option
 from sm120kit.core import console
 from sm120kit.core.outside import integer, parse_json, read_input
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from sm120kit.bench.workload import Case, NamedWorkload
 
 Given = Annotated[
-    list[str] | None,
-    typer.Option("--given", metavar="NAME=VALUE", help="A fact that cannot be detected, such as gpu='2x ...'; repeatable."),
+    list[str] | None, option("--given NAME=VALUE", "A fact that cannot be detected, such as gpu='2x ...'; repeatable.")
 ]
 
 
@@ -54,44 +54,27 @@ def case_progress(cases: int, *, announce: bool = False) -> Iterator[Callable[[C
 class WorkloadChoice:
     """A workload, and values that replace its own."""
 
-    workload: Annotated[
-        str, typer.Option("--workload", "-w", metavar="WORKLOAD", help="A workload by name, or a .toml file.")
-    ] = "quick"
+    workload: Annotated[str, option("--workload -w WORKLOAD", "A workload by name, or a .toml file.")] = "quick"
     quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke run: the workload's smallest case, one request for each in parallel.")
+        bool, option("--quick", "A smoke run: the workload's smallest case, one request for each in parallel.")
     ] = False
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Shuffles the order of the cases.")] = 0
-    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N,N", help="Numbers of requests in parallel.")] = ""
+    seed: Annotated[int, option("--seed N", "Shuffles the order of the cases.")] = 0
+    concurrency: Annotated[str, option("--concurrency N,N", "Numbers of requests in parallel.")] = ""
     sweep: Annotated[
-        int,
-        typer.Option(
-            "--sweep", min=0, metavar="MAX", help="Concurrency 1, 2, 4, ... up to MAX, until more adds no throughput."
-        ),
+        int, option("--sweep MAX", "Concurrency 1, 2, 4, ... up to MAX, until more adds no throughput.", min=0)
     ] = 0
-    output_tokens: Annotated[str, typer.Option("--output-tokens", metavar="N,N", help="Max output tokens.")] = ""
-    context_tokens: Annotated[
-        str, typer.Option("--context-tokens", metavar="N,N", help="Context depth: random tokens before each prompt.")
-    ] = ""
-    shared_prefix: Annotated[
-        int, typer.Option("--shared-prefix", min=0, metavar="TOKENS", help="Text that all requests begin with.")
-    ] = 0
-    requests: Annotated[
-        int, typer.Option("--requests", min=0, metavar="N", help="Requests one after another, for each of those in parallel.")
-    ] = 0
-    rate: Annotated[
-        float,
-        typer.Option("--rate", min=0, metavar="PER_SECOND", help="Open loop: send requests at this rate."),
-    ] = 0.0
+    output_tokens: Annotated[str, option("--output-tokens N,N", "Max output tokens.")] = ""
+    context_tokens: Annotated[str, option("--context-tokens N,N", "Context depth: random tokens before each prompt.")] = ""
+    shared_prefix: Annotated[int, option("--shared-prefix TOKENS", "Text that all requests begin with.", min=0)] = 0
+    requests: Annotated[int, option("--requests N", "Requests one after another, for each of those in parallel.", min=0)] = 0
+    rate: Annotated[float, option("--rate PER_SECOND", "Open loop: send requests at this rate.", min=0)] = 0.0
     arrivals: Annotated[
-        Literal["poisson", "constant"],
-        typer.Option("--arrivals", metavar="KIND", help="Times between the requests of --rate: poisson or constant."),
+        Literal["poisson", "constant"], option("--arrivals KIND", "Times between the requests of --rate: poisson or constant.")
     ] = "poisson"
-    dataset: Annotated[
-        Path | None, typer.Option("--dataset", metavar="FILE", help="Conversations: JSONL of prompts or messages, or ShareGPT.")
-    ] = None
-    extra_body: Annotated[
-        str, typer.Option("--extra-body", metavar="JSON|@FILE", help="Further keys of each request's body.")
-    ] = ""
+    dataset: Annotated[Path | None, option("--dataset FILE", "Conversations: JSONL of prompts or messages, or ShareGPT.")] = (
+        None
+    )
+    extra_body: Annotated[str, option("--extra-body JSON|@FILE", "Further keys of each request's body.")] = ""
 
     def load(self) -> NamedWorkload:
         """The workload with its values replaced, reduced to its smallest case with ``--quick``.
@@ -102,22 +85,22 @@ class WorkloadChoice:
         """
         from sm120kit.bench import workload
 
-        for option, value in (("--dataset", self.dataset), ("--concurrency", self.concurrency)):
+        for other, value in (("--dataset", self.dataset), ("--concurrency", self.concurrency)):
             if self.sweep and value:
-                raise typer.BadParameter(f"--sweep and {option} exclude each other", param_hint="--sweep")
+                raise typer.BadParameter(f"--sweep and {other} exclude each other", param_hint="--sweep")
         named = workload.changed(workload.load(self.workload), **dict(self._changes()))
         return workload.quick(named) if self.quick else named
 
     def _changes(self) -> Iterator[tuple[str, Any]]:
         from sm120kit.bench import dataset
 
-        for option, text in (
+        for name, text in (
             ("concurrency", self.concurrency),
             ("output_tokens", self.output_tokens),
             ("context_tokens", self.context_tokens),
         ):
             if text:
-                yield option, _numbers(text, f"--{option.replace('_', '-')}")
+                yield name, _numbers(text, f"--{name.replace('_', '-')}")
         if self.sweep:
             yield "sweep", True
             yield "concurrency", tuple(2**power for power in range(self.sweep.bit_length()))

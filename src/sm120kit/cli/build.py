@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sm120kit.cli import build_output
-from sm120kit.cli.options import Base, Limits, LocalPatches, RemoteCacheOptions, Sources, recipe_names
+from sm120kit.cli.options import Base, Limits, LocalPatches, RemoteCacheOptions, Sources, argument, option, recipe_names
 from sm120kit.core import console
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import file_sha256
@@ -34,16 +34,16 @@ class KernelOptions:
     """Which kernels are compiled, and for which archs."""
 
     arch: Annotated[
-        list[str] | None,
-        typer.Option("--arch", metavar="ARCH", help="Target: sm_120f, sm_120a or sm_121a; repeatable; default: the recipe's."),
+        list[str] | None, option("--arch ARCH", "Target: sm_120f, sm_120a or sm_121a; repeatable; default: the recipe's.")
     ] = None
     kernels: Annotated[
         str | None,
-        typer.Option(
-            "--kernels",
-            metavar="GROUP",
-            help="Kernels to compile ahead of time: none, quick (17 CPU-minutes), serve or all (2.7 CPU-hours); default: the"
-            " recipe's, which is all for vLLM and SGLang. For `build kernels`: a prefix of kernel names.",
+        option(
+            "--kernels GROUP",
+            (
+                "Kernels to compile ahead of time: none, quick (17 CPU-minutes), serve or all (2.7 CPU-hours); default: the"
+                " recipe's, which is all for vLLM and SGLang. For `build kernels`: a prefix of kernel names."
+            ),
         ),
     ] = None
 
@@ -62,25 +62,22 @@ class BuildOptions:
     """What else is built, where the build stops, the directory for its wheels, and how the result is printed."""
 
     from_source: Annotated[
-        bool,
-        typer.Option("--from-source", help="For an engine: also compile the modules that its recipe lists, see docs/build.md."),
+        bool, option("--from-source", "For an engine: also compile the modules that its recipe lists, see docs/build.md.")
     ] = False
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="STAGE", help="Stop after fetch, patch, plan, compile or pack (the wheel).")
-    ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and compile nothing.")] = False
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Directory for the wheel.")] = Path("wheelhouse")
-    json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False
+    to: Annotated[str | None, option("--to STAGE", "Stop after fetch, patch, plan, compile or pack (the wheel).")] = None
+    dry_run: Annotated[bool, option("--dry-run", "Print the plan and compile nothing.")] = False
+    output: Annotated[Path, option("--output -o DIR", "Directory for the wheel.")] = Path("wheelhouse")
+    json: Annotated[bool, option("--json", "Print the records as JSON.")] = False
     patch: LocalPatches = None
 
 
 def build(
     engine: Annotated[
         str,
-        typer.Argument(
-            metavar="ENGINE",
+        argument(
+            "ENGINE",
+            "As vllm, sglang, flashinfer or vllm@0.19.1; a recipe, by name or file; or kernels[@RECIPE].",
             autocompletion=recipe_names,
-            help="As vllm, sglang, flashinfer or vllm@0.19.1; a recipe, by name or file; or kernels[@RECIPE].",
         ),
     ],
     *,

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, Sources
+from sm120kit.cli.options import Json, Sources, argument, option
 from sm120kit.core import console
+from sm120kit.core.disk import size
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing, did_you_mean
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import state_entries
@@ -28,21 +29,15 @@ class EntrySelection:
     """Which entries are removed."""
 
     older: Annotated[
-        str,
-        typer.Option(
-            "--older", metavar="AGE", help=f"Entries not used for this long, such as 12h or 8w; default without KIND: {UNUSED}."
-        ),
+        str, option("--older AGE", f"Entries not used for this long, such as 12h or 8w; default without KIND: {UNUSED}.")
     ] = ""
-    everything: Annotated[bool, typer.Option("--all", help="All kinds but records, of any age.")] = False
+    everything: Annotated[bool, option("--all", "All kinds but records, of any age.")] = False
 
 
 def cache(
-    kinds: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KIND", help="With --clean: kinds to remove; default: all but records."),
-    ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove entries.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --clean: list the entries; remove nothing.")] = False,
+    kinds: Annotated[list[str] | None, argument("KIND", "With --clean: kinds to remove; default: all but records.")] = None,
+    clean: Annotated[bool, option("--clean", "Remove entries.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "With --clean: list the entries; remove nothing.")] = False,
     *,
     selection: EntrySelection,
     sources: Sources,
@@ -81,13 +76,7 @@ def _show_usage(workspace: Workspace, *, json: bool) -> None:
     console.table(
         ("kind", "what", "entries", "size", "last used"),
         (
-            (
-                usage.kind.name,
-                usage.kind.description,
-                usage.entries,
-                size(usage.bytes),
-                _ago(usage.last_used),
-            )
+            (usage.kind.name, usage.kind.description, usage.entries, size(usage.bytes), _ago(usage.last_used))
             for usage in kinds
             if usage.entries
         ),
@@ -169,19 +158,8 @@ def _show(removed: Sequence[StateEntry], *, dry_run: bool, json: bool, bytes_: i
     console.data(f"{'would remove' if dry_run else 'removed'} {count}, {size(total)}")
 
 
-def size(bytes_: int) -> str:
-    """A number of bytes with its unit: ``5.2 GB``."""
-    value, unit = float(bytes_), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit in ("B", "kB") or value >= 99.95 else f"{value:.1f} {unit}"
-
-
 def _ago(used: float | None) -> str:
     """The time since ``used``, in hours or days."""
-
     if used is None:
         return ""
     hours = max(0.0, time.time() - used) / 3600

@@ -46,10 +46,10 @@ COMMANDS = Branch(
         "image": Branch(
             "List, load, export and remove images",
             {
-                "list": Leaf("image_list:list_", "List images with their size, digest and checks"),
-                "load": Leaf("image_load:load", "Load an image into the container daemon"),
-                "export": Leaf("image_export:export", "Write an image as an OCI archive"),
-                "rm": Leaf("image_rm:rm", "Remove images from the state directory"),
+                "list": Leaf("image:list_", "List images with their size, digest and checks"),
+                "load": Leaf("image:load", "Load an image into the container daemon"),
+                "export": Leaf("image:export", "Write an image as an OCI archive"),
+                "rm": Leaf("image:rm", "Remove images from the state directory"),
             },
         ),
         "patch": Branch(
@@ -60,9 +60,9 @@ COMMANDS = Branch(
                 "check": Leaf("patch:check", "Check that the series are well-formed and apply"),
                 "edit": Leaf("patch:edit", "Create a git repository with the series as commits"),
                 "export": Leaf("patch:export", "Write the commits of a `patch edit` repository to the patch files"),
-                "import": Leaf("patch_files:import_", "Make patch files of a diff, mail, commit or pull request"),
-                "drop": Leaf("patch_files:drop", "Remove a patch from its series"),
-                "rebase": Leaf("patch_rebase:rebase", "Move a series to the version of another recipe"),
+                "import": Leaf("patch:import_", "Make patch files of a diff, mail, commit or pull request"),
+                "drop": Leaf("patch:drop", "Remove a patch from its series"),
+                "rebase": Leaf("patch:rebase", "Move a series to the version of another recipe"),
             },
         ),
         "recipe": Branch(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from sm120kit.cli import config_list
-from sm120kit.cli.options import ConfigName, Json, configuration_names
+from sm120kit.cli.options import ConfigName, Json, argument, configuration_names, option
 from sm120kit.core import console
 from sm120kit.core.data_roots import find, origin, user_repository
 from sm120kit.hosts.facts import probe
@@ -26,11 +24,8 @@ def host_gpus() -> Hardware | None:
 
 
 def list_(
-    gpu: Annotated[
-        str,
-        typer.Option("--gpu", metavar="KIND", help="Those for rtx-pro-6000, rtx-5090 or dgx-spark; default: this host's GPUs."),
-    ] = "",
-    every: Annotated[bool, typer.Option("--all", help="All, and those of old engines by name.")] = False,
+    gpu: Annotated[str, option("--gpu KIND", "Those for rtx-pro-6000, rtx-5090 or dgx-spark; default: this host's GPUs.")] = "",
+    every: Annotated[bool, option("--all", "All, and those of old engines by name.")] = False,
     json: Json = False,
 ) -> None:
     """List the configurations.
@@ -103,9 +98,7 @@ def show(name: ConfigName, json: Json = False) -> None:
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="CONFIG", autocompletion=configuration_names, help="Configurations, by name or file; default: all."
-        ),
+        argument("CONFIG", "Configurations, by name or file; default: all.", autocompletion=configuration_names),
     ] = None,
 ) -> None:
     """Validate configurations.

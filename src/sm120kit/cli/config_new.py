@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Overwrite, Sources, gpu_count
+from sm120kit.cli.options import Overwrite, Sources, argument, gpu_count, option
 from sm120kit.cli.server_plan import PlannedServer
 from sm120kit.core import console
 from sm120kit.core.errors import BadInput
@@ -19,6 +19,8 @@ from sm120kit.core.outside import read_found, read_input_text
 from sm120kit.engines import parser
 from sm120kit.recipes import configuration_file, configurations, launch_command
 from sm120kit.recipes.imported_configuration import ImportedConfiguration, imported
+from sm120kit.serving import derived_configuration
+from sm120kit.serving.served_model import served_model
 
 MAX_BYTES = 2**20
 """Limit for a script, compose file or recipe."""
@@ -27,21 +29,21 @@ MAX_BYTES = 2**20
 def new(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A repository of the Hugging Face Hub, a folder, or a configuration; after --: options of the engine.",
+        argument(
+            "MODEL", "A repository of the Hugging Face Hub, a folder, or a configuration; after --: options of the engine."
         ),
     ] = None,
     source: Annotated[
         str,
-        typer.Option(
-            "--from",
-            metavar="FILE|-",
-            help="How a server is started elsewhere: a docker run, vllm serve or sglang.launch_server line, a compose file,"
-            " or a recipe of sparkrun or eugr.",
+        option(
+            "--from FILE|-",
+            (
+                "How a server is started elsewhere: a docker run, vllm serve or sglang.launch_server line, a compose file,"
+                " or a recipe of sparkrun or eugr."
+            ),
         ),
     ] = "",
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the configuration.")] = "",
+    name: Annotated[str, option("--name NAME", "The name of the configuration.")] = "",
     *,
     server: PlannedServer,
     sources: Sources,
@@ -62,8 +64,6 @@ def new(
     if source:
         data, name, comments = _imported(source, server, name, arguments)
     else:
-        from sm120kit.serving.served_model import served_model
-
         served = served_model(server.request(named[0], arguments, sources), server.root, planned=True)
         name, comments = name or served.configuration.name, served.notes
         data = configuration_file.content(served.configuration.model_copy(update={"name": name}))
@@ -84,8 +84,6 @@ def _imported(
         BadInput: the file starts no server of an engine, or one that the engine's parser or image refuses.
         NotFound: there is no such engine or GPU.
     """
-    from sm120kit.serving import derived_configuration
-
     directory = Path(source).parent if source != "-" else None
     try:
         launch = launch_command.read(_text(source), lambda file: _variables(file, directory))

@@ -6,32 +6,30 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Html, Json, configuration_names
+from sm120kit.cli.options import Html, Json, argument, configuration_names, option
 from sm120kit.core import console
+from sm120kit.hosts.doctor import CHECKS, Finding, Status, checks_for, diagnose, fit, ranked, report, with_measurements
+from sm120kit.hosts.doctor.measure import measure as measure_transfers
 from sm120kit.hosts.facts import probe
 from sm120kit.recipes import configurations
-
-if TYPE_CHECKING:
-    from sm120kit.hosts.doctor import Finding
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured, and what was."""
+    """What is measured, and by which Python."""
 
     transfers: Annotated[
-        bool, typer.Option("--measure", help="Also verify and time copies and collectives between the GPUs: takes minutes.")
+        bool, option("--measure", "Also verify and time copies and collectives between the GPUs: takes minutes.")
     ] = False
     python: Annotated[
         str,
-        typer.Option(
-            "--python",
-            metavar="PYTHON",
-            help="For --measure: a Python whose torch supports CUDA; default: the Python that runs sm120kit.",
+        option(
+            "--python PYTHON",
+            "For --measure: a Python whose torch supports CUDA; default: the Python that runs sm120kit.",
             show_default=False,
         ),
     ] = sys.executable
@@ -40,19 +38,17 @@ class Measured:
 def doctor(
     config: Annotated[
         str,
-        typer.Argument(
-            metavar="CONFIG",
+        argument(
+            "CONFIG",
+            "Also check the requirements of this configuration.",
             autocompletion=configuration_names,
-            help="Also check the requirements of this configuration.",
             show_default=False,
         ),
     ] = "",
-    root: Annotated[
-        Path, typer.Option("--root", metavar="FILE", help="Diagnose another host: its doctor --json.", show_default=False)
-    ] = Path("/"),
+    root: Annotated[Path, option("--root FILE", "Diagnose another host: its doctor --json.", show_default=False)] = Path("/"),
     *,
     measured: Measured,
-    show_all: Annotated[bool, typer.Option("--all", help="Also list checks that do not apply.")] = False,
+    show_all: Annotated[bool, option("--all", "Also list checks that do not apply.")] = False,
     html: Html = None,
     as_json: Json = False,
 ) -> None:
@@ -61,8 +57,6 @@ def doctor(
     Checks IOMMU, ACS, BARs, links, P2P, driver, NCCL and containers. Changes nothing; only --measure uses a GPU. ACS and ASPM
     can be read by root only. Exit code 0: nothing breaks or slows this host, or what CONFIG requires of it; 1: otherwise.
     """
-    from sm120kit.hosts.doctor import CHECKS, checks_for, diagnose, fit, report, with_measurements
-
     if measured.transfers and root != Path("/"):
         raise typer.BadParameter("a recorded host cannot be measured", param_hint="--measure")
     if measured.python != sys.executable and not measured.transfers:
@@ -72,8 +66,6 @@ def doctor(
     host = probe(root)
     findings = diagnose(host, checks)
     if measured.transfers:
-        from sm120kit.hosts.doctor.measure import measure as measure_transfers
-
         findings = with_measurements(findings, measure_transfers(host, measured.python))
     is_fit = fit(findings)
     if as_json:
@@ -85,8 +77,6 @@ def doctor(
 
 
 def _print_findings(findings: Sequence[Finding], show_all: bool) -> None:
-    from sm120kit.hosts.doctor import Status, ranked
-
     console.table(
         ("check", "status", "observed"),
         (
@@ -103,7 +93,6 @@ def _print_findings(findings: Sequence[Finding], show_all: bool) -> None:
 
 
 def _print_problem(finding: Finding) -> None:
-
     diagnosis = finding.verdict
     console.data(f"{finding.check} ({diagnosis.impact}): {diagnosis.fact}")
     for label, text in (
@@ -120,8 +109,6 @@ def _print_problem(finding: Finding) -> None:
 
 
 def _print_summary(findings: Sequence[Finding], is_fit: bool, config: str) -> None:
-    from sm120kit.hosts.doctor import Status
-
     counts = {status: sum(finding.status is status for finding in findings) for status in Status}
     result = f"{'fit' if is_fit else 'not fit'}{f' for {config}' if config else ''}"
     console.data(f"{result}: {', '.join(f'{count} {status}' for status, count in counts.items())}")

@@ -8,17 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from sm120kit.cli.options import Json
+from sm120kit.cli.options import Json, argument
 from sm120kit.core import console
 from sm120kit.hosts.log_rules import Explanation, RuleMatch, inputs
 from sm120kit.hosts.log_rules.issue import issue_text, search_address
 
 
 def explain_(
-    logs: Annotated[
-        list[Path],
-        typer.Argument(metavar="LOG|-", help="Logs of vLLM, SGLang, Docker or the Linux kernel; - for standard input."),
-    ],
+    logs: Annotated[list[Path], argument("LOG|-", "Logs of vLLM, SGLang, Docker or the Linux kernel; - for standard input.")],
     as_json: Json = False,
 ) -> None:
     """Explain known errors in a log.

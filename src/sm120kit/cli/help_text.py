@@ -11,18 +11,18 @@ MORE = (
 )
 
 
-def write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write the arguments, then the options, rare ones last and below their headings."""
+def write_parameters(command: Any, ctx: Any, formatter: Any, hidden: str = "") -> None:
+    """Write the arguments, then the options, rare ones last and below their headings; none below the heading ``hidden``."""
     lists: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
-        if param.hidden or not getattr(param, "listed", True):
+        if param.hidden:
             continue
         if param.param_type_name == "argument":
             lists["Arguments"].append((param.metavar or param.name.upper(), param.help or ""))
         else:
             lists.setdefault(param.rich_help_panel or "Options", []).append(param.get_help_record(ctx))
     for title, rows in lists.items():
-        write_list(title, rows, formatter)
+        write_list(title, rows if title != hidden else [], formatter)
 
 
 def write_commands(summaries: Mapping[str, str], sections: Mapping[str, tuple[str, ...]], formatter: Any) -> None:

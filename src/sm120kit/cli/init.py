@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sm120kit.cli.options import argument
 from sm120kit.core import console
 from sm120kit.recipes import new_repository
 
 
-def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty directory.")]) -> None:
+def init(directory: Annotated[Path, argument("DIR", "New or empty directory.")]) -> None:
     """Make a repository for your own recipes, patches and configurations.
 
     Commands that run in it read it before the data that is built in, and write only there. An upgrade of sm120kit never changes

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from sm120kit.cli.options import argument, option
 from sm120kit.core import console
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin.cubin_records import Kernel
@@ -16,11 +15,8 @@ HEAD, TAIL = 120, 40
 
 
 def inspect_(
-    path: Annotated[Path, typer.Argument(metavar="WHEEL|SO|CUBIN", help="Wheel, shared object, object file, fatbin or cubin.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print full records as JSON.")] = False,
-    demangle: Annotated[
-        bool, typer.Option("--demangle/--no-demangle", help="Print kernel names as C++ or as in the file.")
-    ] = True,
+    path: Annotated[Path, argument("WHEEL|SO|CUBIN", "Wheel, shared object, object file, fatbin or cubin.")],
+    as_json: Annotated[bool, option("--json", "Print full records as JSON.")] = False,
 ) -> None:
     """List the device code in a file.
 
@@ -28,14 +24,13 @@ def inspect_(
     memory is the static part: a launch adds the dynamic part. Stack is local memory per thread: spilled registers, and arrays
     indexed at run time. Long names are printed without their middle; --json prints them in full.
     """
-
     images = cubin.read(path)
     if as_json:
         console.json_data([asdict(image) for image in images])
         return
     kernels = [(image.where, kernel) for image in images for kernel in image.kernels]
     names = [kernel.name for _, kernel in kernels]
-    shown = cubin.demangle(names) if demangle else names
+    shown = cubin.demangle(names)
     console.table(
         ("where", "arch", "kernel", "registers", "shared B", "stack B", "FP4 MMA", "text B", "text sha256"),
         ((where, k.arch, _short(name), *_figures(k)) for (where, k), name in zip(kernels, shown, strict=True)),

@@ -5,26 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import Json, Overwrite, ServerAccess
+from sm120kit.bench import choose_model
+from sm120kit.cli.options import Json, Overwrite, ServerAccess, argument, option
 from sm120kit.core import console
 from sm120kit.core.disk import require_new, require_writable
 from sm120kit.core.errors import NotFound
 from sm120kit.core.record_files import write_record
 from sm120kit.core.urls import is_url
-
-if TYPE_CHECKING:
-    from sm120kit.kld import (
-        ComparedModel,
-        DivergenceSummary,
-        KldComparison,
-        ServedModel,
-        TokenizedText,
-        Windowing,
-    )
+from sm120kit.kld import (
+    ComparedModel,
+    DivergenceSummary,
+    KldComparison,
+    LocalModel,
+    SavedReference,
+    ServedModel,
+    TokenizedText,
+    Windowing,
+    compare,
+    read_tokens,
+    require_same_tokenizer,
+    require_window,
+    split_windows,
+)
+from sm120kit.kld import save as save_reference
+from sm120kit.kld.reference_model import ReferenceText
 
 SCALE = ((0.01, "near lossless"), (0.05, "good"), (0.1, "noticeable"), (float("inf"), "bad"))
 """Upper limit of the mean in nats -> rating (voipmonitor/rtx6kpro, benchmarks/kld-evaluation.md)."""
@@ -37,24 +45,13 @@ COVERED = 0.999
 class TextOptions:
     """The text, its tokenizer and its division into windows."""
 
-    text: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text, or token ids as a JSON list (.json).")
-    ] = None
-    windows: Annotated[int, typer.Option("--windows", min=1, metavar="N", help="Number of windows of the text.")] = 100
-    window: Annotated[int, typer.Option("--window", min=2, metavar="TOKENS", help="Length of a window.")] = 2048
-    stride: Annotated[
-        int, typer.Option("--stride", min=1, metavar="TOKENS", help="Distance between the starts of two windows.")
-    ] = 512
+    text: Annotated[Path | None, option("--text FILE", "UTF-8 text, or token ids as a JSON list (.json).")] = None
+    windows: Annotated[int, option("--windows N", "Number of windows of the text.", min=1)] = 100
+    window: Annotated[int, option("--window TOKENS", "Length of a window.", min=2)] = 2048
+    stride: Annotated[int, option("--stride TOKENS", "Distance between the starts of two windows.", min=1)] = 512
     tokenizer: Annotated[
-        Path | None,
-        typer.Option("--tokenizer", metavar="DIR", help="Directory of the tokenizer; default: the first model directory."),
+        Path | None, option("--tokenizer DIR", "Directory of the tokenizer; default: the first model directory.")
     ] = None
-
-    def windowing(self) -> Windowing:
-        """The division into windows."""
-        from sm120kit.kld import Windowing
-
-        return Windowing(self.windows, self.window, self.stride)
 
     def tokens(self, directories: Sequence[Path]) -> TokenizedText:
         """Token ids of the text, by the tokenizer of ``--tokenizer`` or of the first of ``directories``.
@@ -64,8 +61,6 @@ class TextOptions:
             NotFound: no tokenizer.
             Sm120kitError: see :func:`sm120kit.kld.read_tokens`.
         """
-        from sm120kit.kld import read_tokens
-
         if self.text is None:
             raise typer.BadParameter("a model or server requires a text", param_hint="--text")
         if self.tokenizer is None and not directories and self.text.suffix != ".json":
@@ -84,88 +79,63 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class ModelOptions(ServerAccess):
-    """The control model, and how many tokens of each position are requested or saved."""
+    """How many tokens of each position are requested or saved."""
 
-    control: Annotated[
-        str,
-        typer.Option(
-            "--control", metavar="REFERENCE", help="A second copy of the reference; default: the reference in other batches."
-        ),
-    ] = ""
     top: Annotated[
         int | None,
-        typer.Option(
-            "--top",
-            min=-1,
-            metavar="N",
-            help="Tokens per position to request from a server (20) or to save (1000); -1: the whole vocabulary.",
+        option(
+            "--top N", "Tokens per position to request from a server (20) or to save (1000); -1: the whole vocabulary.", min=-1
         ),
     ] = None
 
-    def load(self, name: str, window: int, text: TokenizedText) -> ComparedModel:
-        """The model of a directory or behind a URL, which must read windows of ``text``.
+    def load(self, names: Sequence[str], window: int, text: TokenizedText) -> dict[str, ComparedModel]:
+        """The models of directories or behind URLs, which must read windows of ``text``. All are checked before one is loaded.
 
         Raises:
-            Sm120kitError: the checkpoint cannot be loaded, or the server does not respond or offer the model, or the window is
-                too long, or the tokenizer is another.
+            Sm120kitError: a checkpoint cannot be loaded, or a server does not respond or offer the model, or the window is too
+                long, or the tokenizer is another.
         """
-        from sm120kit import kld
-
-        if not is_url(name):
-            return kld.LocalModel(Path(name))
-        server = self._server(name)
-        server.require(window, text)
-        return server
-
-    def require(self, name: str, window: int, text: TokenizedText) -> None:
-        """Check a model directory before the first is loaded: its longest context, its tokenizer.
-
-        Raises:
-            Sm120kitError: see :func:`sm120kit.kld.require_window` and :func:`sm120kit.kld.require_same_tokenizer`.
-        """
-        from sm120kit import kld
-
-        if not is_url(name):
-            kld.require_window(Path(name), window)
-            kld.require_same_tokenizer(Path(name), text)
+        for name in names:
+            if not is_url(name):
+                require_window(Path(name), window)
+                require_same_tokenizer(Path(name), text)
+        return {name: self._server(name, window, text) if is_url(name) else LocalModel(Path(name)) for name in names}
 
     def saved_top(self, name: str) -> int:
-        """How many tokens of each position of ``name`` are saved."""
+        """How many tokens of each position of ``name`` are saved.
+
+        Raises:
+            typer.BadParameter: the whole vocabulary of a model directory.
+        """
+        if self.top == -1 and not is_url(name):
+            raise typer.BadParameter("name a number of tokens to save of a model directory", param_hint="--top")
         return self.top if self.top is not None else 20 if is_url(name) else 1000
 
-    def _server(self, name: str) -> ServedModel:
-        from sm120kit import bench, kld
-
+    def _server(self, name: str, window: int, text: TokenizedText) -> ServedModel:
         url, _, model = name.partition("#")
-        server = self.endpoint(url)
-        return kld.ServedModel(server, bench.choose_model(server, model or None), 20 if self.top is None else self.top)
+        endpoint = self.endpoint(url)
+        server = ServedModel(endpoint, choose_model(endpoint, model or None), 20 if self.top is None else self.top)
+        server.require(window, text)
+        return server
 
 
 @dataclass(frozen=True)
 class ComparisonResults:
     """Where the comparison goes, and its limit."""
 
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the comparison to this file, as JSON.")
-    ] = None
-    max_mean: Annotated[
-        float | None, typer.Option("--max-mean", min=0, metavar="NATS", help="Exit code 1 if the mean is larger.")
-    ] = None
+    output: Annotated[Path | None, option("--output -o FILE", "Write the comparison to this file, as JSON.")] = None
+    max_mean: Annotated[float | None, option("--max-mean NATS", "Exit code 1 if the mean is larger.", min=0)] = None
     overwrite: Overwrite = False
     json: Json = False
 
 
 def kld(
-    reference: Annotated[
-        str, typer.Argument(metavar="REFERENCE", help="A model directory, a URL of vLLM or SGLang, or a file of --save.")
-    ],
-    test: Annotated[str, typer.Argument(metavar="TEST", help="Directory or URL of the model to compare with it.")] = "",
+    reference: Annotated[str, argument("REFERENCE", "A model directory, a URL of vLLM or SGLang, or a file of --save.")],
+    test: Annotated[str, argument("TEST", "Directory or URL of the model to compare with it.")] = "",
     *,
     source: TextOptions,
     models: ModelOptions,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Write the reference to this file, to compare it later.")
-    ] = None,
+    save: Annotated[Path | None, option("--save FILE", "Write the reference to this file, to compare it later.")] = None,
     results: ComparisonResults,
 ) -> None:
     """Measure the KL divergence of a model from a reference.
@@ -175,34 +145,28 @@ def kld(
     lower bound. --save writes a reference to a file, for a machine that cannot hold both models. With --output, an interrupted
     run keeps the windows compared so far. Exit code 1 if a model returns NaN or rules out a token of the reference.
     """
-    from sm120kit.kld import SavedReference, split_windows
-
     if bool(save) == bool(test):
         raise typer.BadParameter("name a TEST to compare, or a FILE to save the reference to", param_hint="--save")
-    if save is not None:
-        require_writable(save, "--save")
-        require_new(save, "--save", results.overwrite)
-    if results.output is not None:
-        require_writable(results.output)
-        require_new(results.output, "--output", results.overwrite)
+    for named, file in (("--save", save), ("--output", results.output)):
+        if file is not None:
+            require_writable(file, named)
+            require_new(file, named, results.overwrite)
     stored = None if is_url(reference) or not Path(reference).is_file() else SavedReference(Path(reference))
     if stored and save:
         raise typer.BadParameter(f"{reference} is a saved reference", param_hint="--save")
     if stored:
         source.require_unused(reference)
-    names = [name for name in (reference, test, models.control) if name and not (stored and name == reference)]
+    top = models.saved_top(reference) if save else 0
+    names = [name for name in (reference, test) if name and not (stored and name == reference)]
     text = stored.text if stored else source.tokens([Path(name) for name in names if not is_url(name)])
-    windowing = stored.windowing if stored else source.windowing()
+    windowing = stored.windowing if stored else Windowing(source.windows, source.window, source.stride)
     split_windows(text.tokens, windowing)  # refuse what is wrong before a model is loaded
-    for name in names:
-        models.require(name, windowing.window_tokens, text)
-    loaded: dict[str, ComparedModel] = {name: models.load(name, windowing.window_tokens, text) for name in dict.fromkeys(names)}
+    loaded = models.load([*dict.fromkeys(names)], windowing.window_tokens, text)
     if save is not None:
-        _save(save, loaded[reference], text, windowing, models.saved_top(reference))
+        _save(save, loaded[reference], text, windowing, top)
         return
     pair = (stored or loaded[reference], loaded[test])
-    control = loaded[models.control] if models.control else stored.noise if stored else None
-    comparison = _compare(pair, control, text, windowing, results.output)
+    comparison = _compare(pair, stored.noise if stored else None, text, windowing, results.output)
     if results.json:
         console.json_data(asdict(comparison))
     else:
@@ -214,15 +178,11 @@ def kld(
 
 
 def _save(path: Path, model: ComparedModel, text: TokenizedText, windowing: Windowing, top: int) -> None:
-    from sm120kit.kld import save
-    from sm120kit.kld.reference_model import ReferenceText
-
     with console.progress() as progress:
         task = progress.add_task("windows", total=windowing.windows)
         computed = ReferenceText(model.name, text, windowing, top)
-        noise = save(path, model, computed, on_progress=lambda windows: progress.update(task, completed=windows))
-    stored = "the whole vocabulary" if top == -1 else f"the {top:,} most likely tokens"
-    console.info(f"{path}: {windowing.windows} windows, {stored}, {path.stat().st_size / 2**20:,.1f} MiB")
+        noise = save_reference(path, model, computed, on_progress=lambda windows: progress.update(task, completed=windows))
+    console.info(f"{path}: {windowing.windows} windows, {top} tokens a position, {path.stat().st_size / 2**20:,.1f} MiB")
     console.info(f"in other batches, the reference differs from itself by {noise.mean:.3g} nats (mean)")
     if problems := _problems(noise, None):
         console.error("; ".join(problems), "check the checkpoint")
@@ -231,13 +191,11 @@ def _save(path: Path, model: ComparedModel, text: TokenizedText, windowing: Wind
 
 def _compare(
     pair: tuple[ComparedModel, ComparedModel],
-    control: ComparedModel | DivergenceSummary | None,
+    noise: DivergenceSummary | None,
     text: TokenizedText,
     windowing: Windowing,
     output: Path | None,
 ) -> KldComparison:
-    from sm120kit.kld import compare
-
     with console.progress() as progress:
         task = progress.add_task("windows", total=windowing.windows)
 
@@ -246,7 +204,7 @@ def _compare(
             if output is not None:
                 write_record(output, partial)
 
-        return compare(*pair, control, text.tokens, windowing, on_progress=on_progress)
+        return compare(*pair, noise, text.tokens, windowing, on_progress=on_progress)
 
 
 def _problems(result: DivergenceSummary, max_mean: float | None) -> list[str]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sm120kit.sources.run_options import Options as RunOptions
     from sm120kit.sources.source_records import DebianArchives
 
-SOURCES = "Sources and state"
+COMMON = "Options of every command"
 SHARING = "Shared builds and signatures"
 """Headings of rare options in the help of a command."""
 
@@ -62,32 +62,33 @@ SHARED = frozenset(
 )
 """Options with the same meaning in every command: ``SM120KIT_JOBS`` or a key outside all tables sets ``--jobs`` of all."""
 
+
+def option(usage: str, help: str, **settings: Any) -> Any:
+    """An option as its help shows it: ``--output -o FILE``; without a word for its value, it is a flag."""
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    return typer.Option(*names, metavar=next((word for word in words if word not in names), None), help=help, **settings)
+
+
+def argument(metavar: str, help: str, **settings: Any) -> Any:
+    """An argument by its name in the usage line."""
+    return typer.Argument(metavar=metavar, help=help, **settings)
+
+
 ApiKey = Annotated[
     str,
-    typer.Option(
-        "--api-key",
-        metavar="KEY|@FILE",
-        help="API key for the server; never stored. Process lists show KEY: prefer the variable or @FILE.",
+    option(
+        "--api-key KEY|@FILE", "API key for the server; never stored. Process lists show KEY: prefer the variable or @FILE."
     ),
 ]
 
 
 Headers = Annotated[
     list[str] | None,
-    typer.Option(
-        "--header",
-        metavar="NAME:VALUE|@FILE",
-        help="Header of each request, such as a proxy's credentials; never stored; repeatable.",
-    ),
+    option("--header NAME:VALUE|@FILE", "Header of each request, such as a proxy's credentials; never stored; repeatable."),
 ]
 Timeout = Annotated[
-    float,
-    typer.Option(
-        "--timeout",
-        min=1,
-        metavar="SECONDS",
-        help="A request without data for this long has failed, also before the first token.",
-    ),
+    float, option("--timeout SECONDS", "A request without data for this long has failed, also before the first token.", min=1)
 ]
 
 
@@ -134,38 +135,8 @@ def _names(folder: str, incomplete: str) -> list[str]:
     return sorted(name for name in entries(folder) if name.startswith(incomplete))
 
 
-AllowOlder = Annotated[bool, typer.Option("--allow-older", help="Accept an image older than the newest one pulled before.")]
-Base = Annotated[
-    str,
-    typer.Option(
-        "--base",
-        metavar="NAME",
-        help="Base, as debian-12 or debian-13; default: the recipe's.",
-    ),
-]
-DebianKeyring = Annotated[
-    Path | None,
-    typer.Option(
-        "--debian-keyring",
-        metavar="FILE",
-        help="Keys that sign the indexes of Debian archives; default: Debian's own.",
-        rich_help_panel=SOURCES,
-    ),
-]
-DebianMirror = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--debian-mirror",
-        metavar="DIR|URL",
-        help="Debian archive to use instead of this machine's apt sources, such as a snapshot; repeatable.",
-        rich_help_panel=SOURCES,
-    ),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", min=1, metavar="N", help="Files to compile at once; default: number of cores."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Base = Annotated[str, option("--base NAME", "Base, as debian-12 or debian-13; default: the recipe's.")]
+Json = Annotated[bool, option("--json", "Print JSON.")]
 
 
 @contextmanager
@@ -190,34 +161,17 @@ def _record(ctx: typer.Context, path: Path | None) -> Path | None:
 
 Html = Annotated[
     Path | None,
-    typer.Option(
-        "--html",
-        metavar="FILE",
+    option(
+        "--html FILE",
+        "Also write what is printed to a page without external resources; other sections of the page stay.",
         callback=_record,
         show_default=False,
-        help="Also write what is printed to a page without external resources; other sections of the page stay.",
     ),
 ]
 """A parameter that its command leaves alone."""
-Index = Annotated[Path, typer.Option("--index", metavar="FILE", help="File that lists the published images.")]
-Memory = Annotated[
-    float | None,
-    typer.Option(
-        "--memory",
-        min=0.1,
-        callback=finite,
-        metavar="GIB",
-        help="Memory to use at most; default: what is available.",
-    ),
-]
-Minimum = Annotated[
-    str, typer.Option("--min", metavar="TIME", help="Refuse images published before this time: YYYY-MM-DD[THH:MM:SSZ], UTC.")
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
-Trust = Annotated[
-    Path | None,
-    typer.Option("--trust", metavar="FILE", help="Accept only images signed with this public key or by this identity."),
-]
+Index = Annotated[Path, option("--index FILE", "File that lists the published images.")]
+Overwrite = Annotated[bool, option("--overwrite", "Replace existing files.")]
+Trust = Annotated[Path | None, option("--trust FILE", "Accept only images signed with this public key or by this identity.")]
 
 
 def _after_dashes(words: list[str] | None) -> list[str] | None:
@@ -226,37 +180,25 @@ def _after_dashes(words: list[str] | None) -> list[str] | None:
     return words
 
 
-ConfigName = Annotated[
-    str, typer.Argument(metavar="CONFIG", autocompletion=configuration_names, help="A configuration, by name or file.")
-]
+ConfigName = Annotated[str, argument("CONFIG", "A configuration, by name or file.", autocompletion=configuration_names)]
 ServeTarget = Annotated[
     str,
-    typer.Argument(
-        metavar="CONFIG",
+    argument(
+        "CONFIG",
+        "A configuration, by name or file; a repository of the Hugging Face Hub, such as openai/gpt-oss-20b; or a folder.",
         autocompletion=configuration_names,
-        help="A configuration, by name or file; a repository of the Hugging Face Hub, such as openai/gpt-oss-20b; or a folder.",
     ),
 ]
 ServerArguments = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="ARGUMENT", callback=_after_dashes, help="After --: options of the engine, which override others."),
+    list[str] | None, argument("ARGUMENT", "After --: options of the engine, which override others.", callback=_after_dashes)
 ]
 PlannedGpu = Annotated[
-    str,
-    typer.Option(
-        "--gpu",
-        metavar="KIND",
-        help="Plan a repository or folder for rtx-pro-6000, rtx-5090 or dgx-spark, which need not exist.",
-    ),
+    str, option("--gpu KIND", "Plan a repository or folder for rtx-pro-6000, rtx-5090 or dgx-spark, which need not exist.")
 ]
-ServingEngine = Annotated[
-    str, typer.Option("--engine", metavar="ENGINE", help="The engine or recipe; default: the newest with the model's class.")
-]
+ServingEngine = Annotated[str, option("--engine ENGINE", "The engine or recipe; default: the newest with the model's class.")]
 
 
-Draft = Annotated[
-    str, typer.Option("--draft", metavar="REPO", help="Speculate with this draft model: `sm120kit plan` names those known.")
-]
+Draft = Annotated[str, option("--draft REPO", "Speculate with this draft model: `sm120kit plan` names those known.")]
 
 
 def gpu_count(text: str) -> int | None:
@@ -272,36 +214,29 @@ def gpu_count(text: str) -> int | None:
 
 FlashInferName = Annotated[
     str,
-    typer.Argument(
-        metavar="RECIPE",
+    argument(
+        "RECIPE",
+        "flashinfer, or with a version such as flashinfer@0.6.6; or a FlashInfer recipe, by name or file.",
         autocompletion=recipe_names,
-        help="flashinfer, or with a version such as flashinfer@0.6.6; or a FlashInfer recipe, by name or file.",
     ),
 ]
 PatchName = Annotated[
-    str,
-    typer.Argument(metavar="PATCH", autocompletion=patch_names, help="A patch of a series: project/slug, or a unique slug."),
+    str, argument("PATCH", "A patch of a series: project/slug, or a unique slug.", autocompletion=patch_names)
 ]
 PatchedProject = Annotated[
-    str,
-    typer.Option(
-        "--project", metavar="NAME", help="Another package that the recipe patches, such as b12x, instead of the engine."
-    ),
+    str, option("--project NAME", "Another package that the recipe patches, such as b12x, instead of the engine.")
 ]
 LocalPatches = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--patch",
-        metavar="FILE|DIR|OWNER/PROJECT#N",
-        help="Also apply this diff or pull request to the project with its files, in no series; repeatable.",
+    option(
+        "--patch FILE|DIR|OWNER/PROJECT#N",
+        "Also apply this diff or pull request to the project with its files, in no series; repeatable.",
     ),
 ]
 SourceRecipeName = Annotated[
     str,
-    typer.Argument(
-        metavar="RECIPE",
-        autocompletion=recipe_names,
-        help="A recipe of an engine, such as vllm@0.33.0, or of FlashInfer; or its file.",
+    argument(
+        "RECIPE", "A recipe of an engine, such as vllm@0.33.0, or of FlashInfer; or its file.", autocompletion=recipe_names
     ),
 ]
 
@@ -310,13 +245,12 @@ SourceRecipeName = Annotated[
 class Limits:
     """How a build uses the machine; ``memory`` in GiB, ``launcher`` starts the compilers."""
 
-    jobs: Jobs = None
-    memory: Memory = None
+    jobs: Annotated[int | None, option("--jobs -j N", "Files to compile at once; default: number of cores.", min=1)] = None
+    memory: Annotated[
+        float | None, option("--memory GIB", "Memory to use at most; default: what is available.", min=0.1, callback=finite)
+    ] = None
     launcher: Annotated[
-        str,
-        typer.Option(
-            "--launcher", metavar="PROGRAM", help="Program that starts the compilers: ccache, which keeps and shares objects."
-        ),
+        str, option("--launcher PROGRAM", "Program that starts the compilers: ccache, which keeps and shares objects.")
     ] = ""
 
 
@@ -324,8 +258,16 @@ class Limits:
 class DebianSources:
     """Where Debian packages come from."""
 
-    debian_mirror: DebianMirror = None
-    debian_keyring: DebianKeyring = None
+    debian_mirror: Annotated[
+        list[str] | None,
+        option(
+            "--debian-mirror DIR|URL",
+            "Debian archive to use instead of this machine's apt sources, such as a snapshot; repeatable.",
+        ),
+    ] = None
+    debian_keyring: Annotated[
+        Path | None, option("--debian-keyring FILE", "Keys that sign the indexes of Debian archives; default: Debian's own.")
+    ] = None
 
     def archives(self) -> DebianArchives:
         """These archives as part of an origin."""
@@ -336,36 +278,29 @@ class DebianSources:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Where sources and packages come from, and the directory where they are stored: options of every command.
+    """Options of every command: where sources and packages come from and are stored, and how much is printed.
 
     A command that uses them takes them as one parameter, as a group.
     """
 
     mirror: Annotated[
-        str | None,
-        typer.Option(
-            "--mirror", metavar="DIR|URL", help="Fetch sources from here, not from the index.", rich_help_panel=SOURCES
-        ),
+        str | None, option("--mirror DIR|URL", "Fetch sources from here, not from the index.", rich_help_panel=COMMON)
     ] = None
     index_url: Annotated[
-        str,
-        typer.Option("--index-url", metavar="URL", help="Package index; default: that of pip or uv.", rich_help_panel=SOURCES),
+        str, option("--index-url URL", "Package index; default: that of pip or uv.", rich_help_panel=COMMON)
     ] = ""
     find_links: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--find-links", metavar="DIR|URL", help="Search here before the index; repeatable.", rich_help_panel=SOURCES
-        ),
+        list[str] | None, option("--find-links DIR|URL", "Search here before the index; repeatable.", rich_help_panel=COMMON)
     ] = None
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Use cached files and local mirrors only.", rich_help_panel=SOURCES)
-    ] = False
+    offline: Annotated[bool, option("--offline", "Use cached files and local mirrors only.", rich_help_panel=COMMON)] = False
     state: Annotated[
-        Path | None,
-        typer.Option(
-            "--state", metavar="DIR", help="State directory; default: ~/.local/state/sm120kit.", rich_help_panel=SOURCES
-        ),
+        Path | None, option("--state DIR", "State directory; default: ~/.local/state/sm120kit.", rich_help_panel=COMMON)
     ] = None
+
+    verbose: Annotated[bool, option("--verbose -v", "Also print downloads and programs that run.", rich_help_panel=COMMON)] = (
+        False
+    )
+    quiet: Annotated[bool, option("--quiet -q", "Print results and errors only.", rich_help_panel=COMMON)] = False
 
     def workspace(self) -> Workspace:
         """The state directory, opened.
@@ -391,68 +326,16 @@ class Sources:
         return Options(self.workspace(), origin, limits.jobs, memory_bytes, launcher=launcher)
 
 
-def _set_verbose(value: bool) -> None:
-    console.verbose |= value
-
-
-def _set_quiet(value: bool) -> None:
-    console.quiet |= value
-
-
-_kept: dict[str, Any] = {}
-"""The values of :class:`Sources` that the command line, a variable or the configuration file sets."""
-
-
-def common_options(
-    *,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            callback=_set_verbose,
-            expose_value=False,
-            help="Also print downloads and programs that run.",
-        ),
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", callback=_set_quiet, expose_value=False, help="Print results and errors only.")
-    ] = False,
-    sources: Sources,
-) -> None:
-    """The options of every command and group."""
-
-
-def forget_common() -> None:
-    """Forget the values of an earlier command line in the same process."""
-    console.verbose = console.quiet = console.json_errors = False
-    _kept.clear()
-
-
-def keep_common(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> None:
-    """Keep the value of an option of :class:`Sources`: the last one on the command line, else that of the command."""
-    assert param.name is not None
-    source = ctx.get_parameter_source(param.name)
-    name = source.name if source else "DEFAULT"
-    if name == "COMMANDLINE" or (name != "DEFAULT" and param.name not in _kept):
-        _kept[param.name] = value
-
-
 @dataclasses.dataclass(frozen=True)
 class SigningOptions:
     """How what is published or pushed is signed; by default it is not."""
 
-    key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="Sign with this private key, PEM.", rich_help_panel=SHARING)
-    ] = None
+    key: Annotated[Path | None, option("--key FILE", "Sign with this private key, PEM.", rich_help_panel=SHARING)] = None
     keyless: Annotated[
-        bool, typer.Option("--keyless", help="Sign by the identity of this CI job, with Sigstore.", rich_help_panel=SHARING)
+        bool, option("--keyless", "Sign by the identity of this CI job, with Sigstore.", rich_help_panel=SHARING)
     ] = False
     trust_config: Annotated[
-        Path | None,
-        typer.Option(
-            "--trust-config", metavar="FILE", help="With --keyless: Sigstore services to use, JSON.", rich_help_panel=SHARING
-        ),
+        Path | None, option("--trust-config FILE", "With --keyless: Sigstore services to use, JSON.", rich_help_panel=SHARING)
     ] = None
 
     def signer(self) -> Signer | None:
@@ -489,24 +372,18 @@ class RemoteCacheOptions(SigningOptions):
 
     cache: Annotated[
         str,
-        typer.Option(
-            "--cache",
-            metavar="REPOSITORY",
-            help="Use finished builds of other machines in this repository of a registry; with --trust, only signed ones.",
+        option(
+            "--cache REPOSITORY",
+            "Use finished builds of other machines in this repository of a registry; with --trust, only signed ones.",
             rich_help_panel=SHARING,
         ),
     ] = ""
     cache_push: Annotated[
-        bool, typer.Option("--cache-push", help="Store finished builds in the --cache as well.", rich_help_panel=SHARING)
+        bool, option("--cache-push", "Store finished builds in the --cache as well.", rich_help_panel=SHARING)
     ] = False
     trust: Annotated[
         Path | None,
-        typer.Option(
-            "--trust",
-            metavar="FILE",
-            help="With --cache: only builds signed with this key or by this identity.",
-            rich_help_panel=SHARING,
-        ),
+        option("--trust FILE", "With --cache: only builds signed with this key or by this identity.", rich_help_panel=SHARING),
     ] = None
     ctx: typer.Context = None  # type: ignore[assignment]  # typer supplies it
 
@@ -581,8 +458,8 @@ class ImageIndex:
 class PublishedImages(ImageIndex):
     """The index of published images and all conditions that an image from it must meet."""
 
-    minimum: Minimum = ""
-    allow_older: AllowOlder = False
+    minimum: Annotated[str, option("--min TIME", "Refuse images published before this time: YYYY-MM-DD[THH:MM:SSZ], UTC.")] = ""
+    allow_older: Annotated[bool, option("--allow-older", "Accept an image older than the newest one pulled before.")] = False
 
     def source(self) -> Source:
         """The index with these conditions.
@@ -594,32 +471,41 @@ class PublishedImages(ImageIndex):
         return dataclasses.replace(super().source(), minimum=minimum, allow_older=self.allow_older)
 
 
-def expand_groups(command: Callable[..., None], supplied: type | None = Sources) -> Callable[..., None]:
-    """``command`` with one keyword parameter for each field of its groups in place of the groups.
-
-    The group ``supplied`` has no parameters: its values are those of :func:`keep_common`.
-    """
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with one keyword parameter for each field of its groups in place of the groups, and those of Sources."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    if not groups:
-        return command
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name not in groups:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
-        elif groups[name] is not supplied:
+        elif groups[name] is not Sources:
             parameters += _options(groups[name])
+    parameters += _options(Sources)
+
+    def taken(group: Any, values: dict[str, Any]) -> Any:
+        return group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
 
     @functools.wraps(command)
     def expanded(**values: Any) -> None:
+        sources = taken(Sources, values)
+        console.verbose, console.quiet = sources.verbose, sources.quiet
         for name, group in groups.items():
-            given = _kept if group is supplied else {each.name: values.pop(each.name) for each in dataclasses.fields(group)}
-            values[name] = group(**given)
+            values[name] = sources if group is Sources else taken(group, values)
         command(**values)
 
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def common_help() -> list[tuple[str, str]]:
+    """The options of every command with their help. Commands are built with pydantic, which takes long to load."""
+    options = (hint.__metadata__[0] for hint in get_type_hints(Sources, include_extras=True).values())
+    return [
+        (" ".join([", ".join(sorted((each.default, *each.param_decls), key=len)), each.metavar or ""]), each.help)
+        for each in options
+    ]
 
 
 def _options(group: Any) -> list[inspect.Parameter]:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sm120kit import patches
-from sm120kit.cli.options import Json, PatchedProject, SourceRecipeName, Sources, patches_root, recipe_names
+from sm120kit.cli.options import (
+    Json,
+    PatchedProject,
+    PatchName,
+    SourceRecipeName,
+    Sources,
+    argument,
+    option,
+    patches_root,
+    recipe_names,
+)
 from sm120kit.core import console
-from sm120kit.core.data_roots import data_root, user_repository, writable_data_root
-from sm120kit.patches.checkout import PATCHES
+from sm120kit.core.data_roots import data_root, top_root, user_repository, writable_data_root
+from sm120kit.core.errors import PatchConflict
+from sm120kit.patches import rebase as rebasing
+from sm120kit.patches.checkout import OVERRIDES, PATCHES
+from sm120kit.patches.local import read_source
 from sm120kit.patches.patch_records import PatchState
 from sm120kit.patches.wanted import wanted
 from sm120kit.recipes.default_recipes import unproven
-from sm120kit.recipes.target import pinned_versions, resolve_source, resolve_sources
+from sm120kit.recipes.target import pinned_versions, resolve, resolve_source, resolve_sources, source_with
 from sm120kit.sources.run_options import Options
 
 
@@ -51,9 +65,7 @@ def list_(json: Json = False) -> None:
 def status(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="RECIPE", autocompletion=recipe_names, help="Recipes, by name or file; default: all that have a source."
-        ),
+        argument("RECIPE", "Recipes, by name or file; default: all that have a source.", autocompletion=recipe_names),
     ] = None,
     *,
     sources: Sources,
@@ -83,11 +95,9 @@ def status(
 def check(
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RECIPE", autocompletion=recipe_names, help="Also apply the series of its projects to this recipe's source."
-        ),
+        argument("RECIPE", "Also apply the series of its projects to this recipe's source.", autocompletion=recipe_names),
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="First rewrite the files in normal form.")] = False,
+    fix: Annotated[bool, option("--fix", "First rewrite the files in normal form.")] = False,
     *,
     sources: Sources,
     json: Json = False,
@@ -97,7 +107,6 @@ def check(
     Each patch of a recipe that a bare engine name builds must have a proof on that recipe, or a test if it has no probe. The
     series are applied only if RECIPE is given. Exit code 1 if a check fails.
     """
-
     root = writable_data_root() / PATCHES if fix else patches_root()
     options = sources.run_options()
     source = resolve_source(recipe, options) if recipe else None
@@ -125,7 +134,7 @@ def check(
 
 def edit(
     recipe: SourceRecipeName,
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New or empty directory.")],
+    into: Annotated[Path, option("--into DIR", "New or empty directory.")],
     project: PatchedProject = "",
     *,
     sources: Sources,
@@ -143,12 +152,10 @@ def edit(
 
 def export(
     recipe: SourceRecipeName,
-    from_: Annotated[Path, typer.Option("--from", metavar="DIR", help="A directory of `sm120kit patch edit` or `rebase`.")],
+    from_: Annotated[Path, option("--from DIR", "A directory of `sm120kit patch edit` or `rebase`.")],
     overwrite: Annotated[
         list[str] | None,
-        typer.Option(
-            "--overwrite", metavar="PROJECT/SLUG", help="Replace this patch although it is for other versions; repeatable."
-        ),
+        option("--overwrite PROJECT/SLUG", "Replace this patch although it is for other versions; repeatable."),
     ] = None,
     project: PatchedProject = "",
     *,
@@ -169,9 +176,130 @@ def export(
     if json:
         console.json_data([str(path) for path in changed])
         return
-    for file in changed:
-        console.data(f"{'wrote' if file.exists() else 'removed'} {file}")
+    _print_changed(changed)
     console.info(f"{len(changed)} files changed")
     for problem in patches.lint(root):
         if problem.file in changed:
             console.info(str(problem))
+
+
+RecipeOption = Annotated[str, option("--recipe RECIPE", "Recipe whose version the patch is for.", autocompletion=recipe_names)]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Where an imported patch comes from, and where it goes."""
+
+    repository: Annotated[Path | None, option("--repository DIR", "SOURCE is a commit of this git repository.")] = None
+    recipe: RecipeOption = "flashinfer"
+    project: Annotated[str, option("--project PROJECT", "Project of the patch; default: the one that has its files.")] = ""
+    name: Annotated[str, option("--name SLUG", "Name of the file; default: from the subject.")] = ""
+    strip: Annotated[
+        int | None, option("--strip -p N", "Remove N leading directories from paths, a/ or b/ included.", min=0, max=99)
+    ] = None
+    directory: Annotated[str, option("--directory DIR", "Paths are below this directory, such as vllm for the package.")] = ""
+
+
+def import_(
+    source: Annotated[
+        str, argument("SOURCE", "A diff, mail or mailbox; a pull request, owner/project#123; or a commit of --repository.")
+    ],
+    *,
+    target: ImportOptions,
+    sources: Sources,
+    json: Json = False,
+) -> None:
+    """Make patch files of a diff, mail, commit or pull request.
+
+    What `git apply` takes is applied to the recipe's patched source and appended to the series of its project, for that
+    version; of a mailbox, every patch or none. Tests and documentation that the source does not have are left out. Missing
+    trailers are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
+    """
+    root, options = writable_data_root() / PATCHES, sources.run_options()
+    where = target.repository
+    read = (patches.read_commit(where, source),) if where else read_source(Path(source), options.origin)
+    foreign = patches.of_the_source(read)
+    place = patches.ImportTarget(target.project, target.name, target.strip, target.directory)
+    found = source_with(resolve(target.recipe, options), foreign[0], place)
+    imported = patches.import_patches(foreign, found.tree, place, root)
+    if json:
+        console.json_data([asdict(each) for each in imported])
+        return
+    for each in imported:
+        console.data(f"wrote {each.file}")
+        for path in each.left_out:
+            console.info(f"left out {path}: the source does not have it")
+        for problem in each.to_fill_in:
+            console.info(str(problem))
+
+
+def drop(
+    patch: PatchName,
+    with_dependants: Annotated[
+        bool, option("--with-dependants", "Also remove the patches that require it or do not apply without it.")
+    ] = False,
+    *,
+    sources: Sources,
+    json: Json = False,
+) -> None:
+    """Remove a patch from its series.
+
+    Its file and its proof are removed as well. Refused if another patch names it in Requires, or no longer applies without it
+    to the version of a recipe, whose source is fetched if it is not cached.
+    """
+    root = writable_data_root() / PATCHES
+    dropped = patches.find(root, patch)
+    required_by = {
+        source.recipe: patches.dependents(dropped, source.unpatched_tree, root, data_root() / OVERRIDES)
+        for source in resolve_sources((), sources.run_options())
+        if source.has_version_of(dropped)
+    }
+    changed = patches.drop(dropped, root, required_by, dependants=with_dependants)
+    if json:
+        console.json_data(changed)
+    else:
+        _print_changed(changed)
+
+
+def _print_changed(changed: Sequence[Path]) -> None:
+    for file in changed:
+        console.data(f"{'wrote' if file.exists() else 'removed'} {file}")
+
+
+def rebase(
+    recipe: SourceRecipeName,
+    onto: Annotated[str, option("--onto RECIPE", "The recipe whose version to move to.", autocompletion=recipe_names)],
+    into: Annotated[Path, option("--into DIR", "New or empty directory to resolve conflicts in.")],
+    *,
+    sources: Sources,
+    json: Json = False,
+) -> None:
+    """Move a series to the version of another recipe.
+
+    Git picks each patch onto the new version in DIR. At a conflict it stops: resolve it as in any `git rebase`, then
+    `sm120kit patch export` writes the files. Without conflicts they are written at once. A patch that changed becomes a variant
+    for the new version; what the series is for the old version stays.
+    """
+    options = sources.run_options()
+    root, key = writable_data_root() / PATCHES, options.workspace.key()
+    old, new = (resolve_source(name, options) for name in (recipe, onto))
+    recipes = (old.recipe, new.recipe)
+    overrides = data_root() / OVERRIDES
+    move = rebasing.SeriesMove(old.tree, new.unpatched_tree, recipes, top_root() / PATCHES, overrides, key)
+    progress = rebasing.begin(move, into)
+    source = patches.EditedSource(new.recipe, new.pin, new.inside, pinned_versions(options))
+    changed = [] if progress.conflicts else patches.export_edits(into, source, root, key)
+    if json:
+        console.json_data({"states": progress.states, "conflicts": progress.conflicts, "changed": changed})
+    else:
+        console.table(("patch", "state"), progress.states.items())
+    if progress.conflicts:
+        raise PatchConflict(
+            "\n".join([f"git stopped at a conflict in {into}:", *(f"  {path}" for path in progress.conflicts)]),
+            f"there: edit these files, git add, git rebase --continue; then sm120kit patch export {onto} --from {into}",
+        )
+    if not json:
+        _print_changed(changed)
+        console.info(f"{into}: the series of {onto} as commits, as `sm120kit patch edit` creates it")
+        if changed:
+            console.info(f"next: sm120kit patch check {onto}, which names what is to be proved; sm120kit recipe lock")

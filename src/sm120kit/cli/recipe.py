@@ -9,14 +9,7 @@ import typer
 from packaging.utils import canonicalize_name
 
 from sm120kit import recipes
-from sm120kit.cli.options import (
-    DebianSources,
-    Json,
-    Sources,
-    lockable_names,
-    patches_root,
-    recipe_names,
-)
+from sm120kit.cli.options import DebianSources, Json, Sources, argument, lockable_names, option, patches_root, recipe_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import origin, user_repository
 from sm120kit.core.errors import Mismatch
@@ -46,8 +39,7 @@ def list_(json: Json = False) -> None:
 
 def check(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help="Recipes, by name or file; default: all."),
+        list[str] | None, argument("RECIPE", "Recipes, by name or file; default: all.", autocompletion=recipe_names)
     ] = None,
 ) -> None:
     """Validate recipes.
@@ -74,26 +66,20 @@ _ANOTHER = "lock another version: sm120kit recipe lock RECIPE --upgrade-package 
 
 def lock(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RECIPE", autocompletion=lockable_names, help="Recipes by name or file, or bases; default: all."
-        ),
+        list[str] | None, argument("RECIPE", "Recipes by name or file, or bases; default: all.", autocompletion=lockable_names)
     ] = None,
     check: Annotated[
         bool,
-        typer.Option(
+        option(
             "--check",
-            help="Write nothing; fail if a lockfile is outdated, or a locked file is yanked, replaced or no longer listed.",
+            "Write nothing; fail if a lockfile is outdated, or a locked file is yanked, replaced or no longer listed.",
         ),
     ] = False,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Lock the newest wheels that fit instead of the versions in the lockfile.")
+        bool, option("--upgrade", "Lock the newest wheels that fit instead of the versions in the lockfile.")
     ] = False,
     upgrade_package: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--upgrade-package", metavar="NAME", help="Lock the newest wheel of this distribution that fits; repeatable."
-        ),
+        list[str] | None, option("--upgrade-package NAME", "Lock the newest wheel of this distribution that fits; repeatable.")
     ] = None,
     *,
     sources: Sources,

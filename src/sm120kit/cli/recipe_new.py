@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from sm120kit.cli import plugins
-from sm120kit.cli.options import Json, Sources, recipe_names
+from sm120kit.cli.options import Json, Sources, argument, option, recipe_names
 from sm120kit.core import console
 from sm120kit.patches.patch_records import PatchStatus
 from sm120kit.recipes import known_engines
@@ -30,41 +30,27 @@ class ResultOptions:
     """Which files `recipe new` writes."""
 
     draft: Annotated[
-        bool, typer.Option("--draft", help="Write the recipes only: not locked, not planned, whether patches fit or not.")
+        bool, option("--draft", "Write the recipes only: not locked, not planned, whether patches fit or not.")
     ] = False
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the recipe if it exists.")] = False
+    overwrite: Annotated[bool, option("--overwrite", "Replace the recipe if it exists.")] = False
     arguments: Annotated[
-        bool,
-        typer.Option(
-            "--arguments", help="Also record the options of the engine's parser, in a temporary environment: 8 GB of disk."
-        ),
+        bool, option("--arguments", "Also record the options of the engine's parser, in a temporary environment: 8 GB of disk.")
     ] = False
 
 
 def new(
     release: Annotated[
         str,
-        typer.Argument(
-            metavar="ENGINE@VERSION",
-            autocompletion=_releases,
-            help="A release, such as vllm@0.32.0, or vllm@latest for the newest.",
-        ),
+        argument("ENGINE@VERSION", "A release, such as vllm@0.32.0, or vllm@latest for the newest.", autocompletion=_releases),
     ],
     like: Annotated[
-        str,
-        typer.Option(
-            "--like",
-            metavar="RECIPE",
-            autocompletion=recipe_names,
-            help="Recipe to draft from; default: that of the nearest release.",
-        ),
+        str, option("--like RECIPE", "Recipe to draft from; default: that of the nearest release.", autocompletion=recipe_names)
     ] = "",
     override: Annotated[
         list[str] | None,
-        typer.Option(
-            "--override",
-            metavar="NAME==VERSION",
-            help="Version that replaces what others require, if the wheels do not resolve without it; repeatable.",
+        option(
+            "--override NAME==VERSION",
+            "Version that replaces what others require, if the wheels do not resolve without it; repeatable.",
         ),
     ] = None,
     *,

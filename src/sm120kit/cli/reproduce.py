@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sm120kit import bench
+from sm120kit.bench import MeasuredServer, reproduce, result_file, roofline
+from sm120kit.bench import launched as launched_servers
+from sm120kit.bench.reproduce import Bound, Judgement, Rate, ReproductionReport, ReproductionVerdict
+from sm120kit.bench.result_file import Result
 from sm120kit.cli.bench_workload import Given, case_progress
-from sm120kit.cli.options import ConfigName, Json, ServerAccess, Sources, Timeout, given_values
+from sm120kit.cli.options import ConfigName, Json, ServerAccess, Sources, Timeout, given_values, option
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.core import console
 from sm120kit.core.errors import CheckFailed, NotComparable
 from sm120kit.recipes import configurations
-
-if TYPE_CHECKING:
-    from sm120kit.bench import MeasuredServer
-    from sm120kit.bench.reproduce import Bound, Judgement, Rate, ReproductionReport
-    from sm120kit.bench.result_file import Result
-    from sm120kit.recipes.configurations import Configuration
+from sm120kit.recipes.configurations import Configuration
 
 
 @dataclass(frozen=True)
 class ServerAtUrl(ServerAccess):
     """A server that is running already."""
 
-    url: Annotated[
-        str, typer.Option("--url", metavar="URL", help="Measure this server, which was started as CONFIG describes.")
-    ] = ""
-    record: Annotated[
-        Path | None, typer.Option("--run", metavar="FILE", help="With --url: the record that serve wrote for this server.")
-    ] = None
+    url: Annotated[str, option("--url URL", "Measure this server, which was started as CONFIG describes.")] = ""
+    record: Annotated[Path | None, option("--run FILE", "With --url: the record that serve wrote for this server.")] = None
     timeout: Timeout = 120.0
 
     def measured(self, configuration: Configuration) -> MeasuredServer:
@@ -40,8 +36,6 @@ class ServerAtUrl(ServerAccess):
         Raises:
             Sm120kitError: the server does not answer or offers several other models, or the record is of another server.
         """
-        from sm120kit import bench
-
         return bench.running_server(self.endpoint(self.url), self.record, preferred=configuration.model.repository)
 
 
@@ -49,13 +43,9 @@ class ServerAtUrl(ServerAccess):
 class Method:
     """How the figures are measured and judged."""
 
-    directory: Annotated[
-        Path, typer.Option("--results", metavar="DIR", help="Where results are written; partial ones are resumed.")
-    ] = Path()
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")] = False
-    quick: Annotated[bool, typer.Option("--quick", help="Only the lowest concurrency, one request for each in parallel.")] = (
-        False
-    )
+    directory: Annotated[Path, option("--results DIR", "Where results are written; partial ones are resumed.")] = Path()
+    overwrite: Annotated[bool, option("--overwrite", "Replace existing results.")] = False
+    quick: Annotated[bool, option("--quick", "Only the lowest concurrency, one request for each in parallel.")] = False
     given: Given = None
 
 
@@ -64,9 +54,7 @@ def reproduce_(
     *,
     running: ServerAtUrl,
     launched: LaunchedServer,
-    results: Annotated[
-        list[Path] | None, typer.Option("--result", metavar="FILE", help="Measure nothing; judge this result; repeatable.")
-    ] = None,
+    results: Annotated[list[Path] | None, option("--result FILE", "Measure nothing; judge this result; repeatable.")] = None,
     method: Method,
     sources: Sources,
     json: Json = False,
@@ -77,10 +65,6 @@ def reproduce_(
     prints what the figures require. After an interruption the same command measures what is missing. Exit code 0: every
     comparable figure was reached, or is within the variation between restarts; 95: a figure is below; 96: none is comparable.
     """
-
-    from sm120kit.bench import reproduce, result_file, roofline
-    from sm120kit.bench.reproduce import ReproductionVerdict
-
     _require_consistent(results, running, launched, method)
     stated = given_values(method.given or [])
     configuration = configurations.load(config)
@@ -138,10 +122,6 @@ def _measure(
     stated: dict[str, str],
 ) -> tuple[Result, ...]:
     """Measure a running server, or one that is launched for it; one result per workload."""
-    from sm120kit import bench
-    from sm120kit.bench import launched as launched_servers
-    from sm120kit.bench import reproduce
-
     workloads = reproduce.plan(configuration, quick=method.quick)
     directory = method.directory
     earlier = {} if method.overwrite else reproduce.earlier(configuration, workloads, directory, launched.restarts)

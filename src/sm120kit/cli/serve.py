@@ -29,6 +29,7 @@ from sm120kit.cli.options import (
     Sources,
     gpu_count,
     key_of,
+    option,
 )
 from sm120kit.core import console, reporting
 from sm120kit.core.atomic_writes import write_atomic
@@ -48,33 +49,20 @@ from sm120kit.serving.served_model import ModelToServe, ServeRequest, served_mod
 
 HOST = Path("/")
 
-Image = Annotated[
-    str, typer.Option("--image", metavar="IMAGE", help="A checked image; default: from the index, or on this host.")
-]
+Image = Annotated[str, option("--image IMAGE", "A checked image; default: from the index, or on this host.")]
 
 
 @dataclass(frozen=True)
 class LaunchedServer(ImageIndex):
     """Options of a server that is launched to be measured, and stopped afterwards."""
 
-    model: Annotated[
-        Path | None, typer.Option("--model", metavar="DIR", help="Launch CONFIG with this model folder, then stop it.")
-    ] = None
+    model: Annotated[Path | None, option("--model DIR", "Launch CONFIG with this model folder, then stop it.")] = None
     image: Annotated[
-        str,
-        typer.Option(
-            "--image", metavar="IMAGE", help="With --model: a checked image; default: from the index, or on this host."
-        ),
+        str, option("--image IMAGE", "With --model: a checked image; default: from the index, or on this host.")
     ] = ""
-    port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="With --model: the port on 127.0.0.1.")
-    ] = 8000
-    wait: Annotated[
-        int, typer.Option("--wait", min=1, metavar="SECONDS", help="With --model: time limit to become healthy.")
-    ] = 1800
-    restarts: Annotated[
-        int, typer.Option("--restarts", min=0, metavar="N", help="With --model: restart N times and measure again.")
-    ] = 0
+    port: Annotated[int, option("--port PORT", "With --model: the port on 127.0.0.1.", min=1, max=65535)] = 8000
+    wait: Annotated[int, option("--wait SECONDS", "With --model: time limit to become healthy.", min=1)] = 1800
+    restarts: Annotated[int, option("--restarts N", "With --model: restart N times and measure again.", min=0)] = 0
 
     def prepare(self, configuration: Configuration, workspace: Workspace) -> tuple[PreparedLaunch, LaunchOptions]:
         """A checked launch of a configuration, and its options.
@@ -86,7 +74,7 @@ class LaunchedServer(ImageIndex):
         launch.require_model(configuration, self.model)
         resolved = resolve(configuration, self.image, self.source(), ServerLocation(self.port), workspace)
         prepared = launch.prepare(resolved, self.model, workspace)
-        return prepared, LaunchOptions(workspace, self.wait, console.info)
+        return prepared, LaunchOptions(workspace, self.wait)
 
 
 @dataclass(frozen=True)
@@ -94,37 +82,33 @@ class ServerOptions:
     """The image of a server, its address and GPUs, and how it is started."""
 
     image: Image = ""
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, metavar="PORT", help="The port on this host.")] = 8000
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="ADDRESS", help="The address; other than loopback requires an API key.")
-    ] = "127.0.0.1"
+    port: Annotated[int, option("--port PORT", "The port on this host.", min=1, max=65535)] = 8000
+    listen: Annotated[str, option("--listen ADDRESS", "The address; other than loopback requires an API key.")] = "127.0.0.1"
     api_key: ApiKey = ""
     gpus: Annotated[
         str,
-        typer.Option(
-            "--gpus",
-            metavar="NUMBERS",
-            help="The GPUs, as nvidia-smi numbers them, such as 2,3; default: the first free ones. With --gpu: how many.",
+        option(
+            "--gpus NUMBERS",
+            "The GPUs, as nvidia-smi numbers them, such as 2,3; default: the first free ones. With --gpu: how many.",
         ),
     ] = ""
     allreduce: Annotated[
         str,
-        typer.Option(
-            "--allreduce",
-            metavar="METHOD",
-            help="All-reduce between the GPUs: auto, nccl or pcie-ipc; auto is what `sm120kit tune` found, else the engine's.",
+        option(
+            "--allreduce METHOD",
+            "All-reduce between the GPUs: auto, nccl or pcie-ipc; auto is what `sm120kit tune` found, else the engine's.",
         ),
     ] = "auto"
     gpu: PlannedGpu = ""
     engine: ServingEngine = ""
     draft: Draft = ""
-    wait: Annotated[int, typer.Option("--wait", min=1, metavar="SECONDS", help="Time limit to become healthy.")] = 1800
+    wait: Annotated[int, option("--wait SECONDS", "Time limit to become healthy.", min=1)] = 1800
     drop_caches: Annotated[
-        bool, typer.Option("--drop-caches", help="Drop the page cache before the start, which takes memory of a DGX Spark.")
+        bool, option("--drop-caches", "Drop the page cache before the start, which takes memory of a DGX Spark.")
     ] = False
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Probe the server after its first answer; stop it if it answers wrongly.")
-    ] = False
+    verify: Annotated[bool, option("--verify", "Probe the server after its first answer; stop it if it answers wrongly.")] = (
+        False
+    )
     patch: LocalPatches = None
 
     def location(self) -> ServerLocation:
@@ -155,15 +139,9 @@ class ServerOptions:
 class ModelSource:
     """Where the model comes from."""
 
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="DIR", help="A model folder; default: from the Hugging Face Hub."),
-    ] = None
+    model: Annotated[Path | None, option("--model DIR", "A model folder; default: from the Hugging Face Hub.")] = None
     revision: Annotated[
-        str,
-        typer.Option(
-            "--revision", metavar="REVISION", help="Download this commit, branch or tag, without --model; default: CONFIG's."
-        ),
+        str, option("--revision REVISION", "Download this commit, branch or tag, without --model; default: CONFIG's.")
     ] = ""
 
     def folder(
@@ -202,35 +180,22 @@ class SpannedNodes:
 
     nodes: Annotated[
         str,
-        typer.Option(
-            "--nodes",
-            metavar="ADDRESS",
-            help="Span machines with these IP addresses, separated by commas; the first, this one, serves.",
-        ),
+        option("--nodes ADDRESS", "Span machines with these IP addresses, separated by commas; the first, this one, serves."),
     ] = ""
     interface: Annotated[
-        str,
-        typer.Option("--interface", metavar="NAME,...", help="With --nodes: the network interface of all or of each of them."),
+        str, option("--interface NAME,...", "With --nodes: the network interface of all or of each of them.")
     ] = ""
-    rdma: Annotated[
-        str,
-        typer.Option("--rdma", metavar="NAME,...", help="With --nodes: their RDMA devices, see `rdma link`; default: TCP."),
-    ] = ""
+    rdma: Annotated[str, option("--rdma NAME,...", "With --nodes: their RDMA devices, see `rdma link`; default: TCP.")] = ""
 
 
 @dataclass(frozen=True)
 class PlannedOutput(SpannedNodes):
     """Options that write the containers of a launch instead of starting them."""
 
-    print_only: Annotated[bool, typer.Option("--print", help="Print the docker command; start nothing.")] = False
-    compose: Annotated[
-        str,
-        typer.Option("--compose", metavar="FILE|-", help="Write a compose file, with --nodes a directory of them."),
-    ] = ""
+    print_only: Annotated[bool, option("--print", "Print the docker command; start nothing.")] = False
+    compose: Annotated[str, option("--compose FILE|-", "Write a compose file, with --nodes a directory of them.")] = ""
     overwrite: Overwrite = False
-    root: Annotated[Path | None, typer.Option("--root", metavar="FILE", help="Plan for another host: its doctor --json.")] = (
-        None
-    )
+    root: Annotated[Path | None, option("--root FILE", "Plan for another host: its doctor --json.")] = None
 
     def __bool__(self) -> bool:
         return self.print_only or bool(self.compose)
@@ -258,9 +223,9 @@ class PlannedOutput(SpannedNodes):
                 for all or for each; a name is none of an RDMA device; or they meet on the server's ``port``.
         """
         if not self.nodes:
-            for option, value in (("--interface", self.interface), ("--rdma", self.rdma)):
+            for named, value in (("--interface", self.interface), ("--rdma", self.rdma)):
                 if value:
-                    raise typer.BadParameter(f"{option} requires --nodes", param_hint=option)
+                    raise typer.BadParameter(f"{named} requires --nodes", param_hint=named)
             return (None,)
         addresses = tuple(map(_node_address, self.nodes.split(",")))
         if len(addresses) == 1:
@@ -422,7 +387,7 @@ def _start(launches: Sequence[PreparedLaunch], server: ServerOptions, workspace:
             show(f"{seconds:.0f} s  {line[:120]}")
 
         on_answer = _verify_answer if server.verify else _show_answer
-        options = LaunchOptions(workspace, server.wait, console.info, progress, on_answer)
+        options = LaunchOptions(workspace, server.wait, progress, on_answer)
         prepared = launches[0]
         if len(launches) > 1:
             prepared, options = machines.enter_context(launch.with_machines(launches, options))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
-
-from sm120kit.cli.options import Draft, Html, Json, PlannedGpu, ServerArguments, ServeTarget, ServingEngine, Sources, gpu_count
+from sm120kit.bench import reproduce, roofline
+from sm120kit.bench.roofline.expected import MEAN_ERROR
+from sm120kit.cli.options import (
+    Draft,
+    Html,
+    Json,
+    PlannedGpu,
+    ServerArguments,
+    ServeTarget,
+    ServingEngine,
+    Sources,
+    gpu_count,
+    option,
+)
 from sm120kit.core import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sm120kit.serving.flight_plan import FlightPlan, PlannedRates
-    from sm120kit.serving.served_model import ModelToServe, ServeRequest
+from sm120kit.serving.flight_plan import FlightPlan, PlannedRates, flight_plan
+from sm120kit.serving.served_model import ModelToServe, ServeRequest, planned_model
 
 
 @dataclass(frozen=True)
@@ -23,18 +31,14 @@ class PlannedServer:
     """The GPUs, the engine and the revision to plan for."""
 
     gpu: PlannedGpu = ""
-    gpus: Annotated[
-        str, typer.Option("--gpus", metavar="N", help="How many GPUs; default: as many as the model needs, or this host has.")
-    ] = ""
+    gpus: Annotated[str, option("--gpus N", "How many GPUs; default: as many as the model needs, or this host has.")] = ""
     engine: ServingEngine = ""
     draft: Draft = ""
-    revision: Annotated[str, typer.Option("--revision", metavar="REVISION", help="A commit, branch or tag.")] = ""
-    root: Annotated[Path, typer.Option("--root", metavar="FILE", help="Another host: its doctor --json.")] = Path("/")
+    revision: Annotated[str, option("--revision REVISION", "A commit, branch or tag.")] = ""
+    root: Annotated[Path, option("--root FILE", "Another host: its doctor --json.")] = Path("/")
 
     def request(self, config: str, arguments: list[str] | None, sources: Sources) -> ServeRequest:
         """What is to be planned."""
-        from sm120kit.serving.served_model import ServeRequest
-
         words = tuple(arguments or ())
         count = gpu_count(self.gpus)
         return ServeRequest(config, self.engine, self.gpu, self.draft, count, words, self.revision, sources.offline)
@@ -64,9 +68,6 @@ def plan(
     """
     from huggingface_hub import constants
 
-    from sm120kit.serving.flight_plan import flight_plan
-    from sm120kit.serving.served_model import planned_model
-
     served = planned_model(server.request(config, arguments, sources), server.root)
     command = server.command(config, arguments, served.configuration.hardware.nodes)
     planned = flight_plan(served, command, Path(constants.HF_HUB_CACHE), _rates(served))
@@ -78,16 +79,12 @@ def plan(
 
 
 def _rates(served: ModelToServe) -> PlannedRates | None:
-    from sm120kit.bench import reproduce, roofline
-
     listed = roofline.model_of(served.configuration.model.repository)
     model = listed or (roofline.model_from(served.files) if served.files and served.facts else None)
     return reproduce.planned_rates(served.configuration, model)
 
 
 def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:
-    from sm120kit.bench.roofline.expected import MEAN_ERROR
-
     model, memory, rates = plan.model, plan.memory, plan.rates
     size = f"{model.weight_bytes / 1e9:.1f} GB" if model.weight_bytes else "unknown size"
     yield "model", ", ".join(filter(None, (model.repository, " ".join(model.architectures), model.quantization, size)))

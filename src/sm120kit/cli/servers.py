@@ -6,21 +6,18 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import ApiKey, Json, key_of
+from sm120kit.bench.metrics import observe
+from sm120kit.cli.options import ApiKey, Json, argument, key_of, option
 from sm120kit.core import console
 from sm120kit.core.signals import Interrupted
 from sm120kit.core.urls import Endpoint
+from sm120kit.serving import server_containers
 
-ServerName = Annotated[
-    str,
-    typer.Argument(metavar="SERVER", show_default=False, help="A name that ps lists, or CONFIG; default: the only one."),
-]
+ServerName = Annotated[str, argument("SERVER", "A name that ps lists, or CONFIG; default: the only one.", show_default=False)]
 
 
 def ps(*, json: Json = False) -> None:
     """List the servers that serve started."""
-    from sm120kit.serving import server_containers
-
     listed = server_containers.listed()
     if json:
         console.json_data(listed)
@@ -34,9 +31,7 @@ def ps(*, json: Json = False) -> None:
 def metrics(
     server: ServerName = "",
     *,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=3600, metavar="N", help="The interval of rates and acceptance.")
-    ] = 2,
+    seconds: Annotated[float, option("--seconds N", "The interval of rates and acceptance.", min=0.1, max=3600)] = 2,
     api_key: ApiKey = "",
     json: Json = False,
 ) -> None:
@@ -44,9 +39,6 @@ def metrics(
 
     The names are the same for vLLM and SGLang. Exit code 0: the server is healthy; 1: it is not.
     """
-    from sm120kit.bench.metrics import observe
-    from sm120kit.serving import server_containers
-
     container = server_containers.find(server)
     observed = observe(Endpoint.parse(container.url, key_of(api_key)), seconds)
     if json:
@@ -69,11 +61,9 @@ def _metric_text(name: str, value: float | None) -> str:
 def logs(
     server: ServerName = "",
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the server exits or Ctrl-C.")] = False,
+    follow: Annotated[bool, option("--follow -f", "Print new lines until the server exits or Ctrl-C.")] = False,
 ) -> None:
     """Show the log of a server."""
-    from sm120kit.serving import server_containers
-
     container = server_containers.find(server)
     try:
         server_containers.logs(container, console.data, follow=follow)
@@ -87,8 +77,6 @@ def stop(server: ServerName = "") -> None:
 
     Its log and the record of its run stay in the state directory.
     """
-    from sm120kit.serving import server_containers
-
     container = server_containers.find(server)
     server_containers.stop(container)
     console.info(f"stopped: {container.name}")

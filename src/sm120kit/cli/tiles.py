@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sm120kit.cli import plugins
-from sm120kit.cli.options import SourceRecipeName, Sources
+from sm120kit.cli.options import SourceRecipeName, Sources, option
 from sm120kit.core import console
 from sm120kit.kernels import tables, tile_records
 from sm120kit.kernels.kernel_records import TileFacts
@@ -27,24 +27,20 @@ def _tile_numbers() -> Any:
 
 def tiles_(
     engine: SourceRecipeName,
-    patched: Annotated[
-        bool, typer.Option("--patched/--unpatched", help="Compare with the patched source, or show the unpatched one only.")
-    ] = True,
-    changed: Annotated[bool, typer.Option("--changed", help="Show only tiles that the patches change.")] = False,
     emulate: Annotated[
         bool,
-        typer.Option(
+        option(
             "--emulate",
+            "Run each mainloop on the CPU and check its numbers: half a minute a shape.",
             hidden=_tile_numbers() is None,
-            help="Run each mainloop on the CPU and check its numbers: half a minute a shape.",
         ),
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Only record beside a FlashInfer recipe which tiles cannot be launched, for plans.")
+        bool, option("--write", "Only record beside a FlashInfer recipe which tiles cannot be launched, for plans.")
     ] = False,
     *,
     sources: Sources,
-    as_json: Annotated[bool, typer.Option("--json", help="Print full records as JSON.")] = False,
+    as_json: Annotated[bool, option("--json", "Print full records as JSON.")] = False,
 ) -> None:
     """List the CTA tiles of an engine and whether SM120 can launch them.
 
@@ -56,18 +52,17 @@ def tiles_(
     if emulate and _tile_numbers() is None:
         raise plugins.required("--emulate")
     target = resolve(engine, sources.run_options())
-    if write and (target.engine or not patched):
-        raise typer.BadParameter("the record is of a patched FlashInfer: name its recipe, without --unpatched")
+    if write and target.engine:
+        raise typer.BadParameter("the record is of a patched FlashInfer: name its recipe")
     if write:
         console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target.flashinfer, patched=True))}")
         return
-    before, after = (_tiles(_require_kernels(target), side, emulate) for side in (False, patched))
+    before, after = (_tiles(_require_kernels(target), side, emulate) for side in (False, True))
     if as_json:
-        sides = {"unpatched": before, "patched": after} if patched else {"unpatched": before}
+        sides = {"unpatched": before, "patched": after}
         console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})
         return
     rows = compare_tiles.compare_tables(before, after)
-    shown = [row for row in rows if row.changed or not changed]
     console.table(
         (
             "family",
@@ -84,14 +79,14 @@ def tiles_(
             "verdict",
             "numbers",
         ),
-        (_cells(row) for row in shown),
+        map(_cells, rows),
     )
     generated = [row.after for row in rows if row.after and row.after.generated]
     fits = sum(fact.fits for fact in generated)
     broken = sum(not fact.compiles for fact in generated)
     console.data(
-        f"{len(generated)} generated: {fits} fit, {len(generated) - fits - broken} too big, {broken} do not compile"
-        + (f"; the patches change {sum(row.changed for row in rows)} of {len(rows)} rows" if patched else "")
+        f"{len(generated)} generated: {fits} fit, {len(generated) - fits - broken} too big, {broken} do not compile; "
+        f"the patches change {sum(row.changed for row in rows)} of {len(rows)} rows"
     )
 
 
@@ -113,7 +108,6 @@ def _tiles(target: FlashInferTarget, patched: bool, emulated: bool) -> tuple[Til
 
 def record(fact: TileFacts) -> dict[str, Any]:
     """The facts of a tile as a JSON object, with the values derived from them."""
-
     return {**asdict(fact), "fits": fact.fits, "margin_bytes": fact.margin_bytes}
 
 

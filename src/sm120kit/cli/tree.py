@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -13,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sm120kit.cli import config_file, help_text, plugins
-from sm120kit.cli.options import SHARED, SOURCES, common_options, expand_groups, keep_common
+from sm120kit.cli.options import COMMON, SHARED, common_help, expand_groups
 from sm120kit.core import console
 from sm120kit.core.errors import BadInput
 
@@ -57,10 +56,6 @@ class Command(TyperCommand):
     path: tuple[str, ...]
     """The names that lead to the command: ``("patch", "prove")``."""
 
-    def __init__(self, name: str | None, **attrs: Any) -> None:
-        super().__init__(name, **attrs)
-        self.params += _common(listed=False)
-
     def set_path(self, path: tuple[str, ...]) -> None:
         """Set the command's path, from which the names of its environment variables follow."""
         self.path = path
@@ -93,7 +88,7 @@ class Command(TyperCommand):
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        help_text.write_parameters(self, ctx, formatter)
+        help_text.write_parameters(self, ctx, formatter, COMMON)
         formatter.write_paragraph()
         formatter.write_text(help_text.MORE)
 
@@ -129,7 +124,6 @@ class Group(TyperGroup):
 
     def __init__(self, *, branch: Branch, path: tuple[str, ...], **attrs: Any) -> None:
         super().__init__(**attrs)
-        self.params += _common(listed=not path)
         self.branch, self.path = branch, path
         added = {name[-1]: leaf for name, leaf in plugins.commands().items() if name[:-1] == path} if path else {}
         self.commands: Any = {**branch.commands, **{name: leaf for name, leaf in added.items() if name not in branch.commands}}
@@ -162,6 +156,8 @@ class Group(TyperGroup):
             {name: entry.summary for name, entry in self.commands.items()}, self.branch.sections, formatter
         )
         help_text.write_parameters(self, ctx, formatter)
+        if not self.path:
+            help_text.write_list(COMMON, common_help(), formatter)
 
 
 def _load(entry: Leaf | Branch, path: tuple[str, ...]) -> Any:
@@ -187,19 +183,3 @@ def _command(function: Any, name: str, cls: type[TyperCommand]) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name, cls=cls)(function)
     return typer.main.get_command(app)
-
-
-def _common(*, listed: bool) -> list[Any]:
-    """The options of every command and group, before and after its name; the help of the program lists them."""
-    params = list(_command(expand_groups(common_options, supplied=None), "common", TyperCommand).params)
-    for param in params:
-        param.listed = listed
-        if param.rich_help_panel == SOURCES:
-            param.default, param.callback, param.expose_value = None, keep_common, False
-            param.process_value = functools.partial(_process_given, param.process_value)
-    return params
-
-
-def _process_given(process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    """Process a value that is given; for None, typer would load pydantic."""
-    return None if value is None else process(ctx, value)

@@ -7,20 +7,19 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from sm120kit.cli.options import ConfigName, Html, ImageIndex, Json, Sources
+from sm120kit.cli.options import ConfigName, Html, ImageIndex, Json, Sources, option
 from sm120kit.cli.serve import Image
 from sm120kit.core import console
 from sm120kit.recipes import arguments, configurations
+from sm120kit.serving import allreduce, launch, model_download
+from sm120kit.serving.allreduce import AllReduceRecord
+from sm120kit.serving.resolve import ServerLocation, resolve
 
 
 def tune(
     config: ConfigName,
     *,
-    model: Annotated[
-        Path | None, typer.Option("--model", metavar="DIR", help="A model folder, for its config.json; default: from the Hub.")
-    ] = None,
+    model: Annotated[Path | None, option("--model DIR", "A model folder, for its config.json; default: from the Hub.")] = None,
     image: Image = "",
     images: ImageIndex,
     sources: Sources,
@@ -32,9 +31,6 @@ def tune(
     Runs each in the configuration's image: sums against NCCL, CUDA graphs, calls of different sizes while ranks pause, times.
     One that computes wrong sums, stalls for 30 s or ends is named and not used. `sm120kit serve` uses the result.
     """
-    from sm120kit.serving import allreduce, launch, model_download
-    from sm120kit.serving.resolve import ServerLocation, resolve
-
     configuration = configurations.load(config, arguments.problems)
     allreduce.require_several(configuration)
     workspace = sources.workspace()
@@ -77,8 +73,6 @@ def _free_port() -> int:
 
 
 def _show(record: object) -> None:
-    from sm120kit.serving.allreduce import AllReduceRecord
-
     assert isinstance(record, AllReduceRecord)
     by_rows = {
         timing.rows: {each.method: t.microseconds for each in record.measured for t in each.timings if t.rows == timing.rows}

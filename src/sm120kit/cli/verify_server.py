@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
-
-from sm120kit.cli.options import Html, Json, Overwrite, ServerAccess, key_of
+from sm120kit import bench, kld, probes
+from sm120kit.bench import MeasuredServer
+from sm120kit.cli.options import Html, Json, Overwrite, ServerAccess, argument, option
 from sm120kit.core import console
 from sm120kit.core.disk import require_new, require_writable
 from sm120kit.core.errors import CheckFailed, ServerFailed
 from sm120kit.core.record_files import write_record
 from sm120kit.core.urls import Endpoint, is_url
-
-if TYPE_CHECKING:
-    from sm120kit.bench import MeasuredServer
-    from sm120kit.kld import SavedReference
-    from sm120kit.probes import ServerProbe, ServerVerification, VerifiedServer
+from sm120kit.kld import SavedReference
+from sm120kit.probes import ServerProbe, ServerVerification, VerifiedServer
 
 BRIEF_SECONDS = 30.0
 
@@ -28,19 +25,13 @@ BRIEF_SECONDS = 30.0
 class ProbedServer(ServerAccess):
     """The server and what it is compared with."""
 
-    served_model_name: Annotated[
-        str, typer.Option("--served-model-name", metavar="NAME", help="The model; default: the server's only model.")
-    ] = ""
+    served_model_name: Annotated[str, option("--served-model-name NAME", "The model; default: the server's only model.")] = ""
     reference: Annotated[
         str,
-        typer.Option(
-            "--reference",
-            metavar="URL|FILE",
-            help="Compare with a server of the same model, such as one without speculation, or with a file of kld --save.",
+        option(
+            "--reference URL|FILE",
+            "Compare with a server of the same model, such as one without speculation, or with a file of kld --save.",
         ),
-    ] = ""
-    reference_api_key: Annotated[
-        str, typer.Option("--reference-api-key", metavar="KEY|@FILE", help="API key for the server of --reference.")
     ] = ""
 
     def compared(self) -> tuple[Endpoint, str] | SavedReference | None:
@@ -49,14 +40,12 @@ class ProbedServer(ServerAccess):
         Raises:
             Sm120kitError: the reference does not answer, or the file is none.
         """
-        from sm120kit import bench, kld
-
         if not self.reference:
             return None
         if not is_url(self.reference):
             return kld.SavedReference(Path(self.reference))
         url, _, model = self.reference.partition("#")
-        endpoint = Endpoint.parse(url, key_of(self.reference_api_key))
+        endpoint = self.endpoint(url)
         return endpoint, bench.choose_model(endpoint, model or None)
 
 
@@ -64,20 +53,18 @@ class ProbedServer(ServerAccess):
 class VerificationOptions:
     """Which probes run, for how long, and where the record goes."""
 
-    probe: Annotated[
-        list[str] | None, typer.Option("--probe", metavar="NAME", help="Only this probe; repeatable; default: all.")
-    ] = None
-    seconds: Annotated[float, typer.Option("--seconds", min=10, max=3600, metavar="N", help="Time limit of all probes.")] = 120
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The record, with all requests and answers.")
-    ] = Path("verification.json")
+    probe: Annotated[list[str] | None, option("--probe NAME", "Only this probe; repeatable; default: all.")] = None
+    seconds: Annotated[float, option("--seconds N", "Time limit of all probes.", min=10, max=3600)] = 120
+    output: Annotated[Path, option("--output -o FILE", "The record, with all requests and answers.")] = Path(
+        "verification.json"
+    )
     overwrite: Overwrite = False
     html: Html = None
     json: Json = False
 
 
 def verify_server(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The root of an OpenAI-compatible server.")],
+    url: Annotated[str, argument("URL", "The root of an OpenAI-compatible server.")],
     *,
     server: ProbedServer,
     options: VerificationOptions,
@@ -87,8 +74,6 @@ def verify_server(
     Sends some 150 short requests of its own texts to this server, and to that of --reference only. A probe finds `ok`, `wrong`,
     or that it cannot judge, with the reason. Exit code 51 if one finds something wrong.
     """
-    from sm120kit import bench, probes
-
     chosen = probes.selected(options.probe or [])
     require_writable(options.output)
     require_new(options.output, "--output", options.overwrite)
@@ -104,8 +89,6 @@ def verify_server(
 
 
 def _verified(server: VerifiedServer, chosen: tuple[ServerProbe, ...], seconds: float, output: Path) -> ServerVerification:
-    from sm120kit import probes
-
     with console.progress() as progress:
         task = progress.add_task("probes", total=len(chosen) + (server.reference is not None))
 
@@ -140,7 +123,6 @@ def brief_probe(force: bool) -> Callable[[MeasuredServer], dict[str, str]]:
     Raises:
         CheckFailed: the server answers wrongly, and ``force`` is false.
     """
-    from sm120kit import probes
 
     def probe(server: MeasuredServer) -> dict[str, str]:
         try:

@@ -123,3 +123,13 @@ def _existing(path: Path) -> Path:
         if path.exists():
             return path
     return _existing(path.parent)
+
+
+def size(bytes_: int) -> str:
+    """A number of bytes with its unit: ``5.2 GB``."""
+    value, unit = float(bytes_), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit in ("B", "kB") or value >= 99.95 else f"{value:.1f} {unit}"

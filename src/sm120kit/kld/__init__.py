@@ -59,7 +59,7 @@ def split_windows(tokens: Sequence[int], windowing: Windowing) -> list[Sequence[
 def compare(
     reference: ComparedModel,
     test: ComparedModel,
-    control: ComparedModel | DivergenceSummary | None,
+    known_noise: DivergenceSummary | None,
     tokens: Sequence[int],
     windowing: Windowing,
     *,
@@ -67,18 +67,15 @@ def compare(
 ) -> KldComparison:
     """Compare two models on the same tokens, two windows at a time to limit memory.
 
-    The control pair is the reference and ``control``; without ``control``, the reference and itself, computed again with one
-    window per batch instead of two. A ``control`` that is a summary was computed before, with a saved reference. The difference
-    of the control pair is rounding, and a divergence of the test below it is not significant. ``on_progress`` is called after
-    each pair of windows with the comparison so far.
+    The control pair is the reference and itself, computed again with one window per batch instead of two; ``known_noise`` was
+    computed before, with a saved reference. The difference of the control pair is rounding, and a divergence of the test below
+    it is not significant. ``on_progress`` is called after each pair of windows with the comparison so far.
 
     Raises:
         ServerFailed: the text is too short, or no position has a divergence.
     """
     windows = split_windows(tokens, windowing)
     sha256 = hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()
-    before = control if isinstance(control, DivergenceSummary) else None
-    other = None if isinstance(control, DivergenceSummary) else control
     results: list[WindowDivergences] = []
     noise: list[WindowDivergences] = []
     exact = True
@@ -86,8 +83,8 @@ def compare(
     def comparison() -> KldComparison:
         complete = len(results) == len(windows)
         compared = replace(windowing, windows=len(results))
-        summaries = (_summary(results, test.name), before or _summary(noise, "the control pair"))
-        names = (reference.name, test.name, other.name if other else OTHER_BATCHES)
+        summaries = (_summary(results, test.name), known_noise or _summary(noise, "the control pair"))
+        names = (reference.name, test.name, OTHER_BATCHES)
         return KldComparison(FORMAT, *names, compared, sha256, exact, complete, *summaries)
 
     for first in range(0, len(windows), 2):
@@ -95,10 +92,9 @@ def compare(
         expected, tested = reference.windows(pair), test.windows(pair)
         exact = exact and not any(isinstance(distributions, TopLogProbabilities) for distributions in (*expected, *tested))
         results += [divergences(p, q) for p, q in zip(expected, tested, strict=True)]
-        if not before:
-            controls = other.windows(pair) if other else _again(reference, pair)
-            noise += [divergences(p, q) for p, q in zip(expected, controls, strict=True)]
-        if any(window.nats for window in results) and (before or any(window.nats for window in noise)):
+        if not known_noise:
+            noise += [divergences(p, q) for p, q in zip(expected, _again(reference, pair), strict=True)]
+        if any(window.nats for window in results) and (known_noise or any(window.nats for window in noise)):
             on_progress(comparison())
     return comparison()
 

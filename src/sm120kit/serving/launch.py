@@ -79,13 +79,12 @@ class PreparedLaunch:
 class LaunchOptions:
     """Options of a launch; the server has ``wait_seconds`` to become healthy.
 
-    ``report`` gets lines for the user, ``progress`` the seconds since the start and the log's last line until it is healthy,
-    ``on_answer`` the answer to a first request, which is sent only if it is set.
+    ``progress`` gets the seconds since the start and the log's last line until it is healthy, ``on_answer`` the answer to a
+    first request, which is sent only if it is set.
     """
 
     workspace: Workspace
     wait_seconds: float
-    report: Callable[[str], None]
     progress: Callable[[float, str], None] = lambda seconds, line: None
     on_answer: Callable[[Endpoint, Answer], None] | None = None
 
@@ -169,7 +168,7 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
             server_containers.require_gpus(record.path)
             _await_answer(prepared, record, options)
     service = prepared.service
-    options.report(f"serving {prepared.configuration.model.repository} at {service.url}; sm120kit stop {service.name} stops it")
+    reporting.info(f"serving {prepared.configuration.model.repository} at {service.url}; sm120kit stop {service.name} stops it")
     return record.run
 
 
@@ -240,7 +239,7 @@ def _start_detached(prepared: PreparedLaunch, record: RunRecord, options: Launch
     Raises:
         ServerFailed: docker cannot start it.
     """
-    options.report(f"log: {record.log}")
+    reporting.info(f"log: {record.log}")
     argv = serving.docker_run(prepared.service, values=False, detach=True)
     started = process.run(argv, env=prepared.service.variables, check=False)
     if started.returncode:
@@ -258,16 +257,12 @@ def _await_answer(prepared: PreparedLaunch, record: RunRecord, options: LaunchOp
     """
     service = prepared.service
 
-    def on_healthy(seconds: float) -> None:
-        record.write(healthy_seconds=round(seconds, 1))
-        options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
-
     follow = ("docker", "logs", "--follow", service.name)
     outcome = serving.serve(
         ServerProcess(follow, service.url, record.log, options.wait_seconds, PATIENCE_SECONDS),
         lambda: _request(service, prepared.configuration, options),
         progress=options.progress,
-        on_healthy=on_healthy,
+        on_healthy=record.write_healthy,
     )
     if outcome.ending is not Ending.STOPPED:  # of following the log
         code = server_containers.exit_code(service.name)
@@ -309,6 +304,11 @@ class RunRecord:
                 changes["ending"] = ending
         self.run = replace(self.run, **changes)  # type: ignore[arg-type]
         write_record(self.path, self.run)
+
+    def write_healthy(self, seconds: float) -> None:
+        """Note and report how long the server took to become healthy."""
+        self.write(healthy_seconds=round(seconds, 1))
+        reporting.info(f"healthy after {seconds:.1f} s; unverified on SM120")
 
     @contextmanager
     def completed_on_failure(self) -> Iterator[None]:
@@ -474,16 +474,15 @@ def serve(
     record.write(argv=tuple(map(masked, argv)))
 
     def on_healthy(seconds: float) -> None:
-        record.write(healthy_seconds=round(seconds, 1))
-        options.report(f"healthy after {seconds:.1f} s; unverified on SM120")
-        options.report(f"serving {prepared.configuration.model.repository} at {service.url}")
+        record.write_healthy(seconds)
+        reporting.info(f"serving {prepared.configuration.model.repository} at {service.url}")
 
-    options.report(f"log: {record.log}")
+    reporting.info(f"log: {record.log}")
     server = ServerProcess(argv, service.url, record.log, options.wait_seconds, PATIENCE_SECONDS, service.variables)
     with record.completed_on_failure():
         outcome = serving.serve(server, lambda: work(record.run), progress=options.progress, on_healthy=on_healthy)
     record.write(seconds=round(outcome.seconds, 1), ending=outcome.ending, exit_code=outcome.exit_code)
-    options.report(f"record: {record.path}")
+    reporting.info(f"record: {record.path}")
     if record.run.ending != Ending.STOPPED:
         raise _failure(outcome, record.log)
     return record.run

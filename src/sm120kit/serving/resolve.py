@@ -30,7 +30,6 @@ from sm120kit.sources.debian import ARCHITECTURES
 HOST = Path("/")
 INDEX = Path("images.json")
 """The index that is used if none is named."""
-"""Machines of wheel platform tags, and the architectures of image platforms."""
 NO_IMAGE = "IMAGE"
 """Name of the image in a planned command line if this host has none."""
 

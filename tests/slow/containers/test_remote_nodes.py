@@ -184,7 +184,7 @@ def test_containers_start_and_stop_together(
         launch.PreparedLaunch(configuration, image, None, None, each, (), Source(Path("none")))  # type: ignore[arg-type]
         for each in both
     ]
-    options = launch.LaunchOptions(Workspace(tmp_path / "state"), 60, print)
+    options = launch.LaunchOptions(Workspace(tmp_path / "state"), 60)
     with (
         containers.dockerd() as here,
         containers.dockerd() as there,

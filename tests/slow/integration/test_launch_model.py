@@ -65,7 +65,7 @@ def answer_and_stop(service: serving.Service, argv: tuple[str, ...], model: str,
         (),
         Source(tmp_path / "none"),  # type: ignore[arg-type]
     )
-    options = LaunchOptions(Workspace(tmp_path / "state"), 240, print, lambda seconds, line: progress_lines.append(line))
+    options = LaunchOptions(Workspace(tmp_path / "state"), 240, lambda seconds, line: progress_lines.append(line))
     run = launch.serve(prepared, argv, options, lambda run: answers.append(request_tokens(service.url, model)))
     log = Path(run.log).read_text()
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [16], log  # type: ignore[index]
