@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sm120kit import kld
@@ -86,6 +86,7 @@ def test_top_tokens_against_full_distributions() -> None:
 weights = st.lists(st.floats(0.01, 1), min_size=8, max_size=8)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(weights, weights, st.integers(1, 7))
 def test_top_tokens_give_lower_bound(p: list[float], q: list[float], top: int) -> None:
     shares = [[weight / sum(side) for weight in side] for side in (p, q)]

@@ -34,7 +34,7 @@ def show(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Show the figures of results, or write them as a table or a page with charts.
+    """Show the figures of results, or write them as a table or a page.
 
     They are computed from the samples.
     """

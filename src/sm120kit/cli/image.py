@@ -46,7 +46,10 @@ def verify_image(
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Run the checks of an image in the state directory and tag it if all pass. Exit code 1 if a check fails."""
+    """Run the checks of an image and tag it if all pass.
+
+    The image is in the state directory. Exit code 1 if a check fails.
+    """
     workspace = sources.workspace()
     if trust:
         published_images.require_signed(reference, ImageIndex(index, trust).source(), workspace)
