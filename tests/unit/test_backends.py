@@ -12,6 +12,7 @@ import pytest
 from sm120kit.core.data_roots import data_root
 from sm120kit.images import backends
 from sm120kit.recipes import configurations, load_engine, locate, lock_path, lockfile
+from sm120kit.serving import flight_plan
 
 BACKENDS = runpy.run_path(str(Path(__file__).parents[1] / "arguments" / "backends.py"))
 PAGE = data_root() / "docs" / "measurements" / "backends.md"
@@ -50,6 +51,19 @@ def test_engine_accepts_and_selects_what_sm12x_runs(name: str) -> None:
     assert entry["refusal"] == ""
     assert {"attention", "KV cache", "layers"} <= {*entry["selected"]}
     assert incapable(engine, entry["selected"]) == []
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if not ENTRIES[name][1]["not_validated"]])
+def test_plan_of_a_configuration_has_its_own_back_ends(name: str) -> None:
+    configuration, entry = configurations.load(name), ENTRIES[name][1]
+    assert flight_plan._backends(configuration, None) == flight_plan.PlannedBackends(name, entry["selected"])
+
+
+def test_a_drafter_whose_configuration_is_not_known_is_left_out() -> None:
+    case = backends.case(configurations.load("glm-5.3-flash-nvfp4-4x-rtx-pro-6000"))
+    assert case and "--speculative-config" not in case["argv"] and "--moe-backend" in case["argv"]
+    own = backends.case(configurations.load("nemotron-3-super-nvfp4-1x-rtx-pro-6000"))
+    assert own and "--speculative-config" in own["argv"]
 
 
 def test_sglang_refuses_the_122b_configuration_without_extra_buffer() -> None:
@@ -112,6 +126,6 @@ def test_models_have_a_source_and_list_what_is_assumed() -> None:
     served = {configurations.load(name).model.repository for name in configurations.names()}
     for path in sorted((data_root() / "recipes" / "checkpoints").glob("*.json")):
         model = json.loads(path.read_text())
-        assert {*model} - {"not_validated"} == {"repository", "source", "assumed", "config"}
+        assert {*model} - {"not_validated", "selected_as"} == {"repository", "source", "assumed", "config"}
         assert model["source"] and model["assumed"]
         assert path.stem == model["repository"].replace("/", "--") and model["repository"] in served

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sm120kit.core import data_roots
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json
-from sm120kit.engines import Node
+from sm120kit.engines import Node, parser
 from sm120kit.recipes import arguments
 from sm120kit.recipes.configurations import Configuration
 
@@ -77,16 +78,31 @@ def is_current(entry: Mapping[str, Any], configuration: Configuration) -> bool:
 
 
 def case(configuration: Configuration) -> dict[str, Any] | None:
-    """The input of the program for a configuration; None if there is a reason why it is not validated."""
+    """The input of the program for a configuration; None if there is a reason why it is not validated.
+
+    A draft model of another repository is left out: its ``config.json`` is not recorded. ``selected_as`` in the record of a
+    model has the class of its language model, if the configuration of other parts is not known.
+    """
     if not_validated(configuration):
         return None
     model = parse_json(model_path(configuration).read_bytes())
     return {
-        "argv": list(arguments.serve_arguments(configuration, node=last_node(configuration))),
+        "argv": list(arguments.serve_arguments(_without_drafter(configuration), node=last_node(configuration))),
         "environment": {**configuration.environment},
         "gpu": gpu(configuration),
-        "model": {key: model[key] for key in ("repository", "config")},
+        "model": {"repository": model["repository"], "config": model["config"] | model.get("selected_as", {})},
     }
+
+
+def _without_drafter(configuration: Configuration) -> Configuration:
+    """The configuration without speculation if that names the repository of a draft model."""
+    groups = parser.split(configuration.engine, configuration.arguments)
+    drafting = [words for option, words in groups if option.startswith("--speculative")]
+    if not any("/" in word for words in drafting for word in words):
+        return configuration
+    return configuration.model_copy(
+        update={"arguments": tuple(chain(*(words for _, words in groups if words not in drafting)))}
+    )
 
 
 def not_validated(configuration: Configuration) -> str:

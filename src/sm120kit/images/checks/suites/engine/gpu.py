@@ -80,6 +80,7 @@ def install(gpu: SelectedGpu) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    torch.accelerator.current_device_index = lambda: 0
     capability = 10 * gpu.capability[0] + gpu.capability[1]
     shared = {"max_shared_mem": SHARED_MEMORY, "multiprocessor_count": gpu.multiprocessors, "warpSize": 32}
     active = SimpleNamespace(
@@ -95,17 +96,17 @@ def install(gpu: SelectedGpu) -> None:
 
 
 def on_meta() -> Any:
-    """A context in which torch creates tensors on its meta device, also those that name a CUDA device."""
+    """A context in which torch creates tensors on its meta device, also those on CUDA devices and in pinned host memory."""
     from torch.overrides import TorchFunctionMode
 
     class OnMeta(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             options = dict(kwargs or {})
             device = options.get("device")
-            if device is not None and (isinstance(device, int) or "cuda" in str(device)):
+            if options.pop("pin_memory", False) or isinstance(device, int) or "cuda" in str(device):
                 options["device"] = "meta"
-            if "pin_memory" in options:
-                options["pin_memory"] = False
+            if getattr(function, "__name__", "") == "get_cuda_view_from_cpu_tensor":  # of vLLM, for tables in host memory
+                return args[0]
             return function(*args, **options)
 
     return OnMeta()

@@ -17,7 +17,17 @@ from pathlib import Path
 import gpu
 
 MODEL_DIRECTORY = "/model"
-TOKENS = ("<unk>", "<think>", "</think>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>")
+TOKENS = (
+    "<unk>",
+    "<think>",
+    "</think>",
+    "<mm:think>",
+    "</mm:think>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<tool_call>",
+    "</tool_call>",
+)
 """Tokens of the tokenizer beside ``config.json``: vLLM reads those that delimit reasoning, and nothing else of it."""
 
 
