@@ -258,6 +258,7 @@ def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: 
         "vllm/config/speculative.py": "def hf_config_override(c):\n  if c.x in ('a', 'b'):\n    c.x = 'mtp'",
         "vllm/model_executor/layers/quantization/__init__.py": "QuantizationMethods = Literal['q', 'r']",
         "vllm/reasoning/__init__.py": "_REASONING_PARSERS_TO_REGISTER = {'think': ('file', 'Class')}",
+        "vllm/transformers_utils/chat_templates/a.jinja": "",
         "vllm/tool_parsers/__init__.py": "_TOOL_PARSERS_TO_REGISTER = {'call': ('file', 'Class')}",
         "sglang/srt/models/deep/a.py": "EntryClass = [AForCausalLM, ANextN]",
         "sglang/srt/models/b.py": "EntryClass = B",
@@ -272,6 +273,7 @@ def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: 
         "mtp": ["a", "b"],
         "quantizations": ["q", "r"],
         "reasoning": ["think"],
+        "templates": ["a.jinja"],
         "tools": ["call"],
     }
     assert engines.SGLANG.model_names(tmp_path) == {

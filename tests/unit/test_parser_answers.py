@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.engines import parser
+from sm120kit.recipes import arguments
 
 ANSWERS: dict[str, dict[str, list[list[str]]]] = json.loads(
     (Path(__file__).parent / "data" / "parser_answers.json").read_text()
@@ -28,3 +29,25 @@ def test_an_unknown_key_of_a_json_object_is_named() -> None:
     assert record
     (reason,) = parser.rejections(record, ["/model", "--compilation-config", '{"cudagraph_mod": "FULL"}'])
     assert "cudagraph_mod" in reason and "cudagraph_mode" in reason
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"num_speculative_tokens": 3, "method": "mtp", "draft_sample_methd": "greedy"}, "draft_sample_method"),
+        ({"num_speculative_tokens": "many"}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": "3", "draft-sample-method": "probabilistic", "enforce_eager": None}, ""),
+        ({"num_speculative_tokens": 3, "draft_sample_method": "random"}, "probabilistic"),
+    ],
+)
+def test_keys_and_values_of_speculation_are_those_of_the_engines_dataclass(table: dict[str, object], named: str) -> None:
+    record = parser.load("vllm-0.33.0")
+    assert record
+    reasons = parser.rejections(record, ["/model", "--speculative-config", json.dumps(table)])
+    assert bool(reasons) == bool(named) and all(named in reason for reason in reasons)
+
+
+def test_a_chat_template_of_the_engine_needs_no_file() -> None:
+    given = {"engine": "vllm-0.33.0", "arguments": ["--chat-template", "template_chatml.jinja"]}
+    assert not list(arguments.problems(given))
+    assert list(arguments.problems(given | {"arguments": ["--chat-template", "template_chatl.jinja"]}))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm120kit.core.outside import integer
+from sm120kit.core.outside import integer, parse_json
 
 MASTER_PORT = 29501
 """Port of the first node on which the others meet it: vLLM's default (0.33.0, vllm/config/parallel.py)."""
@@ -110,9 +110,9 @@ class Engine:
     ``revision``, ``api_key``, ``nodes``. ``pools`` has the defaults of an engine that divides the KV cache at its start, none
     if layers share it: ``windows`` is the tokens of layers with a window over those of others, ``states`` the bytes of states
     over those of tokens. ``files`` are options whose value can be a path. ``types`` are types of its parser by the names in
-    its record, beside those of Python, ``optional_types`` those that take "" and "None" for no value, and ``parse_integer`` is
-    that of numbers of tokens. ``optional`` are the distributions
-    that it imports only with a value of an option.
+    its record, beside those of Python, or what it requires of the value of an option, by its first name; ``optional_types``
+    those that take "" and "None" for no value, and ``parse_integer`` is that of numbers of tokens. ``optional`` are the
+    distributions that it imports only with a value of an option.
 
     ``programs`` start its server, as words of a command line.
     ``model_parsers`` are tried in their order; ``tool_arguments`` are needed beside a tool parser. ``any_context`` is the
@@ -269,6 +269,22 @@ class Engine:
         listen = ("--served-model-name", served_as, "--host", address[0], "--port", str(address[1]))
         span = self.node_arguments(node) if node else ()
         return (*self.model_arguments(model), *listen, *self.metrics_arguments(arguments), *span, *arguments)
+
+
+def adapter(text: str, *keys: str, json_only: bool = False) -> None:
+    """Require an adapter of a model: its path, with or without a name before it, or a JSON object with these keys.
+
+    Raises:
+        argparse.ArgumentTypeError: it is another text.
+    """
+    if not json_only and not (text.startswith("{") and text.endswith("}")):
+        return
+    try:
+        table = parse_json(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text[:80]!r} is not JSON") from error
+    if not isinstance(table, dict) or {*keys} - {*table}:
+        raise ArgumentTypeError(f"{text[:80]!r} is not a JSON object with {' and '.join(keys)}")
 
 
 def assigned(file: Path, name: str) -> ast.expr | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -30,14 +31,15 @@ _TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "loads
 class Option:
     """An option with its names; no names for a positional argument. ``nargs`` and ``choices`` as in argparse.
 
-    ``type`` names the function that converts a value, and the one that this is made with. ``keys`` are those of a JSON object.
+    ``type`` names the function that converts a value, and the one that this is made with. ``keys`` are those of a JSON object,
+    each with the types and values that it takes (:func:`sm120kit.wheels.parser_probe.keys_of`), none if that is not known.
     """
 
     names: tuple[str, ...]
     nargs: str | int | None
     type: str
     choices: tuple[str, ...] | None
-    keys: frozenset[str] | None = None
+    keys: Mapping[str, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,9 @@ def _read(path: Path, changed: int) -> ParserRecord:
 
 def _option(table: dict[str, Any]) -> Option:
     choices = table["choices"]
-    keys = frozenset(table["keys"]) if "keys" in table else None
-    return Option(tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices), keys)
+    return Option(
+        tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices), table.get("keys")
+    )
 
 
 def rejection(record: ParserRecord, argv: Sequence[str]) -> str:
@@ -150,9 +153,10 @@ def _parser(record: ParserRecord) -> _Parser:
 
 
 def _converter(engine: engines.Engine, option: Option) -> Callable[[str], object]:
-    """A function that raises for a value which the engine's refuses, if that one is known."""
+    """A function that raises for a value which the engine refuses, by the option's name or by its type, if that is known."""
     outer, _, made_with = option.type.partition(" ")
-    convert = {**_TYPES, **engine.types}.get(made_with or outer, str)
+    known = {**_TYPES, **engine.types}
+    convert = known.get(option.names[0]) or known.get(made_with or outer, str)
     if option.keys is not None:
         convert = partial(_object, known=option.keys, convert=convert)
     return partial(_value, convert=convert) if outer in engine.optional_types else convert
@@ -167,8 +171,8 @@ _ABSENT = ("", "None")
 """Values that an optional type takes for none."""
 
 
-def _object(text: str, known: frozenset[str], convert: Callable[[str], object]) -> object:
-    """A JSON object with keys that are ``known``.
+def _object(text: str, known: Mapping[str, Sequence[str]], convert: Callable[[str], object]) -> object:
+    """A JSON object with keys that are ``known`` and values of their types.
 
     Raises:
         argparse.ArgumentTypeError: it is another text.
@@ -179,9 +183,34 @@ def _object(text: str, known: frozenset[str], convert: Callable[[str], object]) 
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is not JSON") from error
     if not isinstance(table, dict):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
-    if unknown := sorted(table.keys() - known):
-        raise argparse.ArgumentTypeError(f"no key {unknown[0][:80]!r}{did_you_mean(unknown[0], known)}")
+    for key, value in table.items():
+        types = known.get(key.replace("-", "_"))
+        if types is None:
+            raise argparse.ArgumentTypeError(f"no key {key[:80]!r}{did_you_mean(key, known)}")
+        if types and not any(_takes(kind, value) for kind in types):
+            expected = ", ".join(kind.removeprefix("=") for kind in types)
+            raise argparse.ArgumentTypeError(f"{key[:80]} is {repr(value)[:80]}, not one of {expected}")
     return table
+
+
+def _takes(kind: str, value: object) -> bool:
+    """Whether pydantic converts a JSON value to a type of JSON, or it is the value after "="."""
+    if kind.startswith("="):
+        return str(value) == kind[1:]
+    if kind in _JSON:
+        return isinstance(value, _JSON[kind])
+    if kind == "boolean" and str(value).lower() in _SWITCHES:
+        return True
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) else math.nan
+    except ValueError:
+        return False
+    return not math.isnan(number) and (kind == "number" or (kind == "integer" and number.is_integer()))
+
+
+_JSON = {"string": str, "array": list, "object": dict, "null": type(None)}
+_SWITCHES = ("true", "false", "1", "0", "1.0", "0.0", "t", "f", "yes", "no", "y", "n", "on", "off")
+"""Types of JSON that pydantic converts nothing to, and what it converts to a boolean (2.13, docs/concepts/conversion_table)."""
 
 
 def words(recipe: str, argv: Sequence[str]) -> tuple[str, ...]:

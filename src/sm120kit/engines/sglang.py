@@ -19,6 +19,7 @@ from sm120kit.engines.engine import (
     Metrics,
     ModelParsers,
     Node,
+    adapter,
     assigned,
     tested_texts,
     texts,
@@ -190,7 +191,12 @@ SGLANG = Sglang(
     port=30000,  # ServerArgs
     parser=parser,
     parse_integer=_integer,
-    types={"human_readable_int": _integer, "json_list_type": parse_json, "parse_cuda_graph_config_arg": _phases},
+    types={
+        "human_readable_int": _integer,
+        "json_list_type": parse_json,
+        "parse_cuda_graph_config_arg": _phases,
+        "--lora-paths": lambda text: adapter(text.strip(), "lora_name", "lora_path"),  # srt/arg_groups/argparse_actions.py
+    },
     repository="sgl-project/sglang",
     log=LogSigns(
         words=(

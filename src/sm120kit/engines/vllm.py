@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -21,6 +22,7 @@ from sm120kit.engines.engine import (
     Metrics,
     ModelParsers,
     Node,
+    adapter,
     assigned,
     tested_texts,
     texts,
@@ -56,6 +58,10 @@ class Vllm(Engine):
             known = models.get("tools", ())
             if known and tools not in known:
                 yield f"--tool-call-parser: no parser {tools[:80]!r}{did_you_mean(tools, known)}"
+        options = {_SHORT.get(name, name): value for name, value in options.items()}
+        yield from (f"{one} and {other} exclude each other" for one, other in _EXCLUSIVE if {one, other} <= options.keys())
+        if _SUPERVISED in options:
+            yield from _supervised(options)
         if "--enable-log-outputs" in options and "--enable-log-requests" not in options:
             yield "--enable-log-outputs requires --enable-log-requests"
 
@@ -106,6 +112,7 @@ class Vllm(Engine):
             "quantizations": [
                 *texts(assigned(package / "vllm/model_executor/layers/quantization/__init__.py", "QuantizationMethods"))
             ],
+            "templates": [each.name for each in (package / "vllm/transformers_utils/chat_templates").glob("*.jinja")],
             "reasoning": [*texts(assigned(package / "vllm/reasoning/__init__.py", "_REASONING_PARSERS_TO_REGISTER"))],
             "tools": [*texts(assigned(package / "vllm/tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER"))],
         }
@@ -127,6 +134,35 @@ _DRAFT_POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 ``log_metrics_info``), and counter with a label for each draft token (vllm/v1/spec_decode/metrics.py)."""
 _MEASURED = frozenset(("engine", "num_gpu_blocks", "num_cpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"))
 """Labels that are measured at the start, and differ between starts with the same flags."""
+
+
+_SUPERVISED = "--data-parallel-multi-port-external-lb"
+_EXCLUSIVE = (
+    ("--grpc", "--grpc-port"),
+    ("--enable-per-request-metrics", "--disable-log-stats"),
+    *(
+        (name, _SUPERVISED)
+        for name in (
+            "--grpc",
+            "--grpc-port",
+            "--uds",
+            "--data-parallel-rank",
+            "--data-parallel-external-lb",
+            "--data-parallel-hybrid-lb",
+        )
+    ),
+)
+"""Options that the server refuses together."""
+_SHORT = {"-dpm": _SUPERVISED, "-dp": "--data-parallel-size", "-dpl": "--data-parallel-size-local"}
+
+
+def _supervised(options: Mapping[str, str]) -> Iterator[str]:
+    """Source: entrypoints/launchers/dp_supervisor.py ``validate_multi_port_external_lb_args`` (0.33.0)."""
+    size, local = (options.get(name, "1") for name in ("--data-parallel-size", "--data-parallel-size-local"))
+    if size.isdecimal() and local.isdecimal() and (int(local) < 2 or int(size) < int(local) or int(size) % int(local)):
+        yield f"{_SUPERVISED} requires --data-parallel-size-local above 1 that divides --data-parallel-size"
+    if options.get("--api-server-count", "1") not in ("1", "None", ""):
+        yield f"{_SUPERVISED} requires --api-server-count 1"
 
 
 def _labels(metrics: str, name: str) -> list[list[tuple[str, str]]]:
@@ -154,6 +190,7 @@ def parser(stand_in: Callable[..., None]) -> tuple[argparse.ArgumentParser, Call
     if last is None:  # before 0.33
         last = importlib.import_module("vllm.entrypoints.openai.api_server").validate_api_server_args
     parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+    parser.register("dataclass", "--speculative-config", importlib.import_module("vllm.config").SpeculativeConfig)
 
     def parse(argv: list[str]) -> object:
         parsed = parser.parse_args(argv)
@@ -167,6 +204,31 @@ def parser(stand_in: Callable[..., None]) -> tuple[argparse.ArgumentParser, Call
 def _inverse(name: str) -> str:
     prefixes = {"--enable-": "--disable-", "--disable-": "--enable-"}
     return next((other + name.removeprefix(prefix) for prefix, other in prefixes.items() if name.startswith(prefix)), "")
+
+
+def _settings_file(text: str) -> None:
+    if text.rpartition(".")[2] not in ("yaml", "yml"):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no .yaml or .yml file")
+
+
+def _template(text: str) -> None:
+    """A chat template or a file; without either form the server searches a file of that name, which images have not."""
+    if not re.search(r"[{}\n/.]", text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is neither a template nor a file")
+
+
+def _efforts(text: str) -> None:
+    """``ReasoningEffort`` of renderers/params.py (0.33.0)."""
+    table = parse_json(text)
+    if table is not None and not (isinstance(table, dict) and all(isinstance(each, str) for each in table.values())):
+        raise argparse.ArgumentTypeError("not a JSON object of texts")
+    if unknown := sorted({*(table or ())} - {"none", "minimal", "low", "medium", "high", "xhigh", "max"}):
+        raise argparse.ArgumentTypeError(f"unknown effort {unknown[0][:80]!r}")
+
+
+def _limited(text: str, limit: int) -> None:
+    if not 0 <= int(text) <= limit:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to {limit}")
 
 
 def _integer(text: str) -> int:
@@ -319,6 +381,12 @@ VLLM = Vllm(
         "human_readable_int": _integer,
         "<lambda>": lambda text: text.lower().replace("-", "_"),  # of back-ends (engine/arg_utils.py)
         "parse_dataclass": _json,
+        "--config": _settings_file,
+        "--chat-template": _template,
+        "--grpc-port": lambda text: _limited(text, 65_535),
+        "--lora-modules": lambda text: adapter(text, "name", "path", json_only=bool(text) and ("=" not in text or "," in text)),
+        "--reasoning-effort-map": _efforts,
+        "--sse-keep-alive-interval": lambda text: _limited(text, sys.maxsize),
         "human_readable_int_or_auto": lambda text: -1 if text.strip().lower() == "auto" else _integer(text),
     },
     optional_types=frozenset(("_optional_type",)),

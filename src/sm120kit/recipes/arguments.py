@@ -69,11 +69,12 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
 
 def _absent_files(name: str, argv: Sequence[str], mounts: Sequence[str]) -> Iterator[str]:
     """Files that arguments name and the container does not have: neither the image, nor the model, nor a mount."""
-    engine, given = of_recipe(name), parser.options(name, argv)
+    engine, given, record = of_recipe(name), parser.options(name, argv), parser.load(name)
+    templates = record.models.get("templates", ()) if record else ()
     for option in engine.files:
         value = re.sub(r"^[\w.-]+=", "", given.get(option, ""))  # an adapter has a name before its path
         path = PurePosixPath(value)
-        if not _FILE.fullmatch(value) or any(map(path.is_relative_to, (MODEL_DIRECTORY, *mounts))):
+        if value in templates or not _FILE.fullmatch(value) or any(map(path.is_relative_to, (MODEL_DIRECTORY, *mounts))):
             continue
         added = {f"{ADDED_FILES}/{file.path}" for file in load_engine(name).files}
         if value not in added:

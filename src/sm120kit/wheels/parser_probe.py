@@ -14,7 +14,8 @@ import importlib.machinery
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -47,12 +48,12 @@ def stand_in(*names: str) -> None:
     sys.meta_path.append(StandIn(*names))
 
 
-def option(action: argparse.Action) -> dict[str, Any]:
-    """An option as JSON: its names and the values that it accepts."""
+def option(action: argparse.Action, dataclass: type | None = None) -> dict[str, Any]:
+    """An option as JSON: its names and the values that it accepts, those of a ``dataclass`` that is made of it later."""
     choices = None if action.choices is None else sorted(map(str, action.choices))
     found = {"names": list(action.option_strings), "nargs": action.nargs, "type": type_name(action.type), "choices": choices}
-    keys = keys_of(action.type)
-    return found if keys is None else {**found, "keys": keys}
+    known = dataclass or dataclass_of(action.type)
+    return {**found, "keys": keys_of(known)} if known else found
 
 
 def inner(kind: Any) -> list[Any]:
@@ -62,10 +63,44 @@ def inner(kind: Any) -> list[Any]:
     return [kind, *inner(called)] if called else [kind]
 
 
-def keys_of(kind: Any) -> list[str] | None:
-    """The keys of a JSON object that becomes a dataclass, which is a default of the function; None for another one."""
-    classes = [each for each in getattr(inner(kind)[-1], "__defaults__", None) or () if dataclasses.is_dataclass(each)]
-    return sorted(field.name for field in dataclasses.fields(classes[0]) if field.init) if classes else None
+def dataclass_of(kind: Any) -> type | None:
+    """The dataclass that a JSON object becomes, which is a default of the function; None for another one."""
+    classes = (each for each in getattr(inner(kind)[-1], "__defaults__", None) or () if dataclasses.is_dataclass(each))
+    return next((each for each in classes if isinstance(each, type)), None)
+
+
+def keys_of(dataclass: Any) -> dict[str, list[str]]:
+    """The keys of a JSON object, with the types in JSON or, after "=", the values that pydantic takes; none if not known."""
+    decorators = getattr(dataclass, "__pydantic_decorators__", None)
+    first = [each.info for each in decorators.field_validators.values() if each.info.mode != "after"] if decorators else []
+    free = {name for info in first for name in info.fields}  # a validator of the engine converts them
+    if decorators is None or any(each.info.mode != "after" for each in decorators.model_validators.values()):
+        free = {field.name for field in dataclasses.fields(dataclass)}
+    hints = typing.get_type_hints(dataclass, include_extras=True)
+    names = sorted(field.name for field in dataclasses.fields(dataclass) if field.init)
+    return {name: [] if free & {name, "*"} else json_types(hints[name]) for name in names}
+
+
+def json_types(hint: Any) -> list[str]:
+    """The types in JSON that pydantic takes for a type."""
+    from pydantic import TypeAdapter
+
+    try:
+        schema = TypeAdapter(hint).json_schema()
+    except Exception:  # of types that pydantic cannot describe
+        return []
+    found = list(flat(schema, schema.get("$defs", {})))
+    return [] if "" in found else found
+
+
+def flat(schema: dict[str, Any], defined: dict[str, Any]) -> Iterator[str]:
+    """The types and values of a JSON schema, "" for others."""
+    schema = defined[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    for each in schema.get("anyOf", ()):
+        yield from flat(each, defined)
+    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    if "anyOf" not in schema:
+        yield from [f"={value}" for value in values] or [schema.get("type", "")]
 
 
 def type_name(kind: Any) -> str:
@@ -81,7 +116,9 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         parser, parse = namespace["parser"](stand_in)
         answers = {name: answer(parse, argv) for name, argv in given["lines"].items()}
-    options = [option(action) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    classes = parser._registries.get("dataclass", {})
+    options = [option(each, next((classes[name] for name in each.option_strings if name in classes), None)) for each in actions]
     json.dump({"options": options, "answers": answers}, sys.stdout)
 
 
