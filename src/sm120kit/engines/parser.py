@@ -208,7 +208,7 @@ def _takes(kind: str, value: object) -> bool:
     return not math.isnan(number) and (kind == "number" or (kind == "integer" and number.is_integer()))
 
 
-_JSON = {"string": str, "array": list, "object": dict, "null": type(None)}
+_JSON: dict[str, type] = {"string": str, "array": list, "object": dict, "null": type(None)}
 _SWITCHES = ("true", "false", "1", "0", "1.0", "0.0", "t", "f", "yes", "no", "y", "n", "on", "off")
 """Types of JSON that pydantic converts nothing to, and what it converts to a boolean (2.13, docs/concepts/conversion_table)."""
 
