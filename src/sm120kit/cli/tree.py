@@ -78,7 +78,7 @@ class Command(TyperCommand):
             rest = super().parse_args(ctx, args)
             console.json_errors = bool(ctx.params.get("json") or ctx.params.get("as_json"))
             if console.json_errors and ctx.params.get("html"):
-                raise typer.BadParameter("--html writes the tables that --json does not print: use one of them")
+                raise typer.BadParameter("--html requires tables: leave out --json", ctx=ctx, param_hint="--html")
             return rest
         except typer.BadParameter as error:
             _explain(error, ctx, self.path)
