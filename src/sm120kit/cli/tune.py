@@ -62,7 +62,8 @@ def tune(
         console.json_data(record)
     else:
         _show(record)
-        console.info(f"serve {configuration.name} uses {record.best}; record: {path}")
+        console.data(f"serve {configuration.name} uses {record.best}")
+        console.info(f"record: {path}")
     console.data("unverified on SM120")
 
 

@@ -100,7 +100,9 @@ def _verified(server: VerifiedServer, chosen: tuple[ServerProbe, ...], seconds: 
 
 
 def show(verification: ServerVerification) -> None:
-    """Print the verdicts."""
+    """Print what was probed, and the verdicts."""
+    version = verification.reported.get("version", "unknown")
+    console.data(f"{verification.model} at {verification.url}, version {version}; {verification.started_utc}")
     console.table(("probe", "verdict", "saw"), ((each.probe, each.verdict.value, each.saw) for each in verification.probes))
     for each in verification.probes:
         console.data(f"{each.probe} cannot see {each.cannot_see}")

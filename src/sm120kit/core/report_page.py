@@ -16,6 +16,8 @@ from sm120kit.core.outside import read_input_text
 MAX_PAGE_BYTES = 2**24
 _MARK = "<!doctype html>\n<!-- report of sm120kit -->\n"
 _SECTION = re.compile(r"<section>\n<h2>(.*?)</h2>\n.*?\n</section>\n", re.DOTALL)
+_NUMBER = re.compile(r"([+-]?[0-9][0-9.,]*( of [0-9]+|%| [a-z]{1,3})?( \([0-9.-]+\))?|unknown)?")
+"""A cell of a column that is aligned at the right: 1,024, 51.3 (50.1-52.0), 3.0 us, 1 of 32."""
 
 STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:1.5rem auto;padding:0 1rem}
@@ -52,7 +54,7 @@ class Page:
 
     def table(self, lines: Sequence[Sequence[str]]) -> None:
         """Add a table; the first line is its head. Columns of numbers are aligned at the right."""
-        numbers = [all(re.match(r"[+-]?[0-9]|unknown|$", text) for text in column[1:]) for column in zip(*lines, strict=True)]
+        numbers = [all(map(_NUMBER.fullmatch, column[1:])) for column in zip(*lines, strict=True)]
 
         def row(texts: Sequence[str], tag: str) -> str:
             cells = zip(texts, numbers, strict=True)
