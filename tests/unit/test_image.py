@@ -384,12 +384,10 @@ def test_dockerfile_adds_the_layers_and_repeats_the_settings(tmp_path: Path) -> 
 
 def test_image_that_a_dockerfile_cannot_describe_is_refused(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "oci")
-    removing = image_of(layout, {}, layer(layout, ("etc/.wh.passwd", b"")))
     lines = image_of(layout, {"Env": ["A=one\ntwo"]}, layer(layout, ("a", b"")))
-    for manifest, message in ((removing, r"removes a file of a lower layer \(etc/\.wh\.passwd\)"), (lines, "A|one")):
-        with pytest.raises(BadInput, match=message):
-            export_dockerfile(layout, manifest, tmp_path / "context")
-        assert not (tmp_path / "context").exists()
+    with pytest.raises(BadInput, match="one"):
+        export_dockerfile(layout, lines, tmp_path / "context")
+    assert not (tmp_path / "context").exists()
     (tmp_path / "context").mkdir()
     with pytest.raises(SystemRefused, match="exists"):
         export_dockerfile(layout, lines, tmp_path / "context")

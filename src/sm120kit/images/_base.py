@@ -59,7 +59,7 @@ class BaseLayer:
     left_out: Mapping[str, int]
     root: Path
 
-    def image_base(self, python: Sequence[str]) -> ImageBase:
+    def image_base(self, python: tuple[str, ...]) -> ImageBase:
         """What an image is built on; ``python`` is the command that starts the Python of the base, or of another machine's."""
         created = f"{datetime.fromtimestamp(SOURCE_DATE_EPOCH, UTC):%Y-%m-%dT%H:%M:%SZ}"
         config = {
@@ -69,7 +69,7 @@ class BaseLayer:
             "history": [{"created": created, "created_by": f"sm120kit: base {self.name}"}],
         }
         accounts = {name: (self.root / "etc" / name).read_text() for name in ("passwd", "group")}
-        return ImageBase((self.layer,), config, accounts, tuple(python))
+        return ImageBase((self.layer,), config, accounts, python)
 
 
 def image_base(base: bases.Base, machine: str, layout: Layout, options: Options) -> ImageBase:
@@ -248,10 +248,13 @@ class DebianSystem:
         self.entries[path] = RootEntry(path, "symlink", 0o777, target=target)
 
     def _content(self, path: str) -> bytes:
-        entry = self.entries.get(path)
-        if entry is None or entry.kind not in ("file", "hardlink"):
-            raise NotTrusted(f"no package of the base {self._base.name} has {path}", "correct the base, and lock it again")
+        self._require(path, "file", "hardlink")
         return (self._root / path).read_bytes()
+
+    def _require(self, path: str, *kinds: str) -> None:
+        """Require that a package has a path of one of these kinds."""
+        if path not in self.entries or self.entries[path].kind not in kinds:
+            raise NotTrusted(f"no package of the base {self._base.name} has {path}", "correct the base, and lock it again")
 
     def add_generated(self, machine: str) -> None:
         """Add what maintainer scripts and dpkg would write."""
@@ -263,16 +266,12 @@ class DebianSystem:
         for path, target in self._base.links.items():
             self._link(path, target)
         for name, program in self._base.alternatives.items():
-            self._content_exists(f"usr/bin/{program}")
+            self._require(f"usr/bin/{program}", "file", "hardlink", "symlink")
             self._link(f"etc/alternatives/{name}", f"/usr/bin/{program}")
             self._link(f"usr/bin/{name}", f"/etc/alternatives/{name}")
         self._add_certificates()
         self._add_package_list()
         self._file("etc/ld.so.cache", loader_cache(self._root, machine))
-
-    def _content_exists(self, path: str) -> None:
-        if path not in self.entries:
-            raise NotTrusted(f"no package of the base {self._base.name} has {path}", "correct the base, and lock it again")
 
     def _add_certificates(self) -> None:
         """The bundle of all certificates and a link to each, as update-ca-certificates makes them."""

@@ -1,8 +1,8 @@
 """Files of images without a daemon: layers unpacked once each into the state directory, and read as one file system.
 
 An unpacked layer is a directory of its files with their modes and times. They belong to this user; the owners in the layer's
-headers are kept in a record beside it. Whiteouts, by which a layer removes files of lower ones, stay as the files ``.wh.NAME``
-that the layer has (OCI image-spec, layer.md). Device files and pipes are left out: containers have devices of their own.
+headers are kept in a record beside it. Device files and pipes are left out: containers have devices of their own. A layer of
+sm120kit removes no file of lower ones: the names of whiteouts (OCI image-spec, layer.md) are refused.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images.oci import Layout
 
 WHITEOUT = ".wh."
-OPAQUE = ".wh..wh..opq"
-"""A file of this name hides everything that lower layers have in its directory."""
+"""The prefix of names by which layers of other programs remove files of lower ones."""
 
 _BUFFER = 2**20
 _DIGESTS = "digests.json"
@@ -47,12 +46,11 @@ class LayerRecord:
     """What the files of an unpacked layer do not show.
 
     ``owners`` are the owners ``uid:gid`` of the paths that do not belong to root. ``modes`` are the modes of the paths whose
-    owner may not read them, which the unpacked file permits. ``whiteouts`` is whether the layer removes files of lower ones.
+    owner may not read them, which the unpacked file permits.
     """
 
     owners: dict[str, str]
     modes: dict[str, int]
-    whiteouts: bool
 
 
 @dataclass(frozen=True)
@@ -241,8 +239,7 @@ class _Unpacking:
         self._directories: dict[str, float | None] = {"": None}
         self._files: dict[str, FileDigest] = {}
         self._links: set[str] = set()
-        self._record = LayerRecord({}, {}, whiteouts=False)
-        self._whiteouts = False
+        self._record = LayerRecord({}, {})
 
     def add(self, member: tarfile.TarInfo, chunks: Iterable[bytes]) -> None:
         """Write a member; ``chunks`` are the contents of a file."""
@@ -284,7 +281,6 @@ class _Unpacking:
             os.utime(target, (member.mtime, member.mtime))
             sha256 = f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
             self._files[path] = (sha256, member.size, int(member.mtime))
-            self._whiteouts |= target.name.startswith(WHITEOUT)
         else:
             self._record.owners.pop(path, None)
 
@@ -295,7 +291,7 @@ class _Unpacking:
             if mtime is not None:
                 os.utime(self._tree / path, (mtime, mtime))
         digests = {**self._files, **dict.fromkeys(self._links)}
-        return LayerRecord(self._record.owners, self._record.modes, self._whiteouts), digests
+        return self._record, digests
 
     def _path(self, name: str) -> str:
         """A member's path relative to the root; it cannot lead out of it."""
@@ -303,6 +299,8 @@ class _Unpacking:
         parts = [part for part in path.parts if part != "/"]
         if ".." in parts or "\0" in name:
             raise NotTrusted(f"{self._origin}: the path of member {name!r} leads out of its directory", _HINT)
+        if parts and parts[-1].startswith(WHITEOUT):
+            raise NotTrusted(f"{self._origin}: member {name!r} removes a file of a lower layer", _HINT)
         return "/".join(parts)
 
     def _make_parents(self, path: str) -> None:
@@ -372,20 +370,13 @@ def _listing(sources: Sequence[UnpackedLayer], path: str) -> list[VisibleEntry]:
     directories: set[str] = set()
     for layer in sources:
         with os.scandir(layer.tree / path) as scan:
-            of_layer = {entry.name: entry.is_dir(follow_symlinks=False) for entry in scan}
-        if OPAQUE in of_layer:
-            entries.clear()
-        for name in of_layer:
-            if name.startswith(WHITEOUT):
-                entries.pop(name.removeprefix(WHITEOUT), None)
-        for name, is_directory in of_layer.items():
-            if name.startswith(WHITEOUT):
-                continue
-            if is_directory and name in entries and name in directories:
-                entries[name].append(layer)
-            else:
-                entries[name] = [layer]
-            (directories.add if is_directory else directories.discard)(name)
+            for entry in scan:
+                is_directory = entry.is_dir(follow_symlinks=False)
+                if is_directory and entry.name in directories:
+                    entries[entry.name].append(layer)
+                else:
+                    entries[entry.name] = [layer]
+                (directories.add if is_directory else directories.discard)(entry.name)
     prefix = f"{path}/" if path else ""
     return [
         VisibleEntry(prefix + name, entries[name][-1], tuple(entries[name]) if name in directories else ())
@@ -407,7 +398,7 @@ def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
     """The sha256 of the files of combined layers, in the form of RECORD, by absolute path, from when they were unpacked.
 
     None of a file that has another size or time since then, of a path that is a directory in one layer and not in another, nor
-    of those below it. None at all if a layer removes files, or was unpacked by an older sm120kit.
+    of those below it. None at all if a layer was unpacked by an older sm120kit.
     """
     combined: dict[str, str] = {}
     for layer in sources:
@@ -415,7 +406,7 @@ def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
             recorded = parse_json((layer.tree.parent / _DIGESTS).read_bytes())
         except (OSError, ValueError):
             return {}
-        if layer.record.whiteouts or not isinstance(recorded, dict) or not all(map(_is_digest, recorded.values())):
+        if not isinstance(recorded, dict) or not all(map(_is_digest, recorded.values())):
             return {}
         combined |= {path: _unchanged(layer.tree / path, digest) for path, digest in recorded.items()}
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import BadInput, SystemRefused
 from sm120kit.core.temporary import publish_directory
-from sm120kit.images._rootfs import WHITEOUT
-from sm120kit.images.image_records import start_settings
+from sm120kit.images.image_records import EMPTY_LAYER, start_settings
 from sm120kit.images.loading import verify
 from sm120kit.images.oci import Layout
 
@@ -34,7 +32,7 @@ def export_dockerfile(layout: Layout, manifest: str, path: Path) -> None:
     Archives are hard links to the blobs of ``layout`` where the file system permits: they must not be changed.
 
     Raises:
-        BadInput: a layer removes files of those below it, or a setting has a form that a Dockerfile cannot have.
+        BadInput: a setting has a form that a Dockerfile cannot have.
         Mismatch: a blob of the layout differs from its digest. Nothing was written.
         SystemRefused: the directory exists, or cannot be written.
         ResourceUnavailable: the file system is full.
@@ -42,7 +40,8 @@ def export_dockerfile(layout: Layout, manifest: str, path: Path) -> None:
     if path.exists():
         raise SystemRefused(f"{path} exists", "name a directory that does not exist yet")
     verify(layout, manifest)
-    layers = [layer for layer in layout.layers(manifest) if _has_files(layout.path(layer.digest))]
+    # ADD copies an archive without entries as a file.
+    layers = [layer for layer in layout.layers(manifest) if layer.digest != EMPTY_LAYER]
     names = {f"{number:02}.tar": layer for number, layer in enumerate(layers)}
     config = layout.config(manifest)
     platform = f"# docker build --platform {config['os']}/{config['architecture']} .\n"
@@ -60,19 +59,6 @@ def _link(blob: Path, target: Path) -> None:
         os.link(blob, target)
     except OSError:
         shutil.copyfile(blob, target)
-
-
-def _has_files(layer: Path) -> bool:
-    """Whether a layer has entries; ``ADD`` copies an archive without any as a file.
-
-    Raises:
-        BadInput: it removes files.
-    """
-    with tarfile.open(layer) as archive:
-        names = archive.getnames()
-    if removed := next((name for name in names if Path(name).name.startswith(WHITEOUT)), None):
-        raise BadInput(f"{layer} removes a file of a lower layer ({removed}), which ADD cannot", _HINT)
-    return bool(names)
 
 
 def _instructions(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ depends on what this system permits:
 Programs of an image for another machine are run by an emulator (:mod:`sm120kit.recipes.cross_tools`), which the first way
 registers for its namespace only: Linux 6.7 or newer.
 
-The kernel's overlayfs combines the layers. Where it refuses, or a layer removes files of a lower one, they are hard links.
+The kernel's overlayfs combines the layers. Where it refuses, they are hard links.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class LocalImages:
                 writable[user["home"]] = directory / "home"
                 (directory / "home").mkdir()
                 _rootfs.combine(home.below, directory / "home", home.path, link=False)
-            points = UnpackedLayer(directory / "points", LayerRecord({}, {}, whiteouts=False))
+            points = UnpackedLayer(directory / "points", LayerRecord({}, {}))
             cwd = settings.get("WorkingDir") or "/"
             emulator = self._emulator(self.layout.image(self.layout.require(image).digest))
             yield _Container((*layers, points), directory, writable, user["uid"], user["gid"], env, cwd, emulator)
@@ -226,9 +226,7 @@ def _overlay(container: _Container) -> dict[str, Any]:
     """The mount of a container's layers by overlayfs; empty if they need another way."""
     directory = container.layers[0].tree.parents[1]
     trees = [os.path.relpath(layer.tree, directory) for layer in reversed(container.layers)]
-    if any(layer.record.whiteouts for layer in container.layers) or len(":".join(trees)) > _MOUNT_OPTIONS_LIMIT:
-        return {}
-    return {"layers": trees, "directory": str(directory)}
+    return {} if len(":".join(trees)) > _MOUNT_OPTIONS_LIMIT else {"layers": trees, "directory": str(directory)}
 
 
 def _copy(container: _Container) -> Path:

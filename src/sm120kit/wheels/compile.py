@@ -35,6 +35,10 @@ _COMPILER_VARIABLES = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "CPLU
 """Variables with which a user changes the work of compilers; units are compiled without them."""
 
 
+_GATE = {"SM120KIT_GATE": f"{sys.executable} -m sm120kit.core.memory"}
+"""What ninja's commands start a compiler with."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """State of a running build: finished units, running units, and all ``units`` that this build compiles."""
@@ -78,19 +82,31 @@ def compile_units(plan: BuildPlan, generated: Sequence[Generated], work: Path, s
         CompileFailed: the compiler rejected a unit; all others that were running have ended.
     """
     units = longest_first(unit for module in plan.modules for unit in module.units)
+    # Ninja starts what a library needs before units of samples: hence first the units, in their order, then the libraries.
+    finished = _compile(units, generated, work, settings)
+    if libraries := [module.library for module in plan.modules if module.packed]:
+        env = {**dict.fromkeys(_COMPILER_VARIABLES), **_GATE}
+        done = process.run([*_ninja(settings), *libraries], cwd=work, env=env, logfile=work / LOG, check=False, tied=True)
+        if done.returncode != 0:
+            raise compile_error(done.stdout, finished, work / LOG)
+
+
+def _ninja(settings: CompileSettings) -> list[str]:
+    return [ninja_program(), "-f", "build.ninja", "-j", str(settings.parallel)]
+
+
+def _compile(
+    units: Sequence[Unit], generated: Sequence[Generated], work: Path, settings: CompileSettings
+) -> tuple[FinishedUnit, ...]:
+    """Write the ninja files of units and bring their outputs up to date, in this order."""
     for name, text in ninja_files(generated, units).items():
         write_atomic(work / name, text.encode())
-    ninja = [ninja_program(), "-f", "build.ninja", "-j", str(settings.parallel)]
-    gate = {"SM120KIT_GATE": f"{sys.executable} -m sm120kit.core.memory"}
-    # Ninja starts what a library needs before units of samples: hence first the units, in their order, then the libraries.
+    ninja = _ninja(settings)
     stale = _stale_units(ninja, work, units)
-    done, finished = run_gated([*ninja, *(unit.output for unit in units)], work, stale, units, settings, env=gate)
-    libraries = [module.library for module in plan.modules if module.packed]
-    if done.returncode == 0 and libraries:
-        env = {**dict.fromkeys(_COMPILER_VARIABLES), **gate}
-        done = process.run([*ninja, *libraries], cwd=work, env=env, logfile=work / LOG, check=False, tied=True)
+    done, finished = run_gated([*ninja, *(unit.output for unit in units)], work, stale, units, settings, env=_GATE)
     if done.returncode != 0:
         raise compile_error(done.stdout, finished, work / LOG)
+    return finished
 
 
 def compile_ptx(
@@ -105,15 +121,7 @@ def compile_ptx(
     """
     targets = {unit.output: replace(unit, output=_ptx_file(unit.output)) for unit in units}
     modules = [_ptx_rules(module, targets) for module in generated]
-    ordered = longest_first(targets.values())
-    for name, text in ninja_files([module for module in modules if module.units], ordered).items():
-        write_atomic(work / name, text.encode())
-    ninja = [ninja_program(), "-f", "build.ninja", "-j", str(settings.parallel), *(unit.output for unit in ordered)]
-    stale = _stale_units(ninja[: -len(ordered)], work, ordered)
-    gate = {"SM120KIT_GATE": f"{sys.executable} -m sm120kit.core.memory"}
-    done, finished = run_gated(ninja, work, stale, ordered, settings, env=gate)
-    if done.returncode != 0:
-        raise compile_error(done.stdout, finished, work / LOG)
+    _compile(longest_first(targets.values()), [module for module in modules if module.units], work, settings)
     return tuple(_ptx_file(unit.output) for unit in units)
 
 

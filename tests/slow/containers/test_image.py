@@ -47,9 +47,10 @@ FAULTS = (
     ("files", f"echo '# changed' >> {SITE}/tqdm/utils.py"),
     ("files", f"touch {SITE}/added.py"),
     ("versions", f"sed -i 's/^Version: .*/Version: 9/' {SITE}/tabulate-*.dist-info/METADATA"),
-    ("requirements", f"rm -r {SITE}/idna-*.dist-info"),
-    ("compiled_ahead", f"rm -r {SITE}/flashinfer/data/aot"),
-    ("import", f"rm {SITE}/flashinfer/__pycache__/__init__.* && echo 'import warnings; warnings.warn(\"hello\")' >> {INIT}"),
+    ("requirements", f"sed -i 's/^Version: .*/Version: 0.1/' {SITE}/sympy-*.dist-info/METADATA"),
+    ("modules_load", f"for library in {SITE}/flashinfer/data/aot/*/*.so; do echo damaged > $library; done"),
+    ("import", f"for file in {SITE}/flashinfer/__pycache__/__init__.*; do : > $file; done"),
+    ("import", f"echo 'import warnings; warnings.warn(\"hello\")' >> {INIT}"),
     ("stderr", f"echo 'import sys; print(\"hello\", file=sys.stderr)' >> {INIT}"),
 )
 

@@ -6,6 +6,7 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md, https://d
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 import threading
 import time
@@ -68,7 +69,6 @@ class Reply:
     """A complete response with a body of at most ``MAX_DOCUMENT_BYTES``. The keys of ``headers`` are in lower case."""
 
     status: int
-    url: str
     headers: Mapping[str, str]
     body: bytes
 
@@ -116,16 +116,7 @@ class Session:
 
         def attempt() -> Reply:
             with self.stream(request, activity, accept) as response:
-                body = b""
-                for chunk in self.chunks(response):
-                    body += chunk
-                    if len(body) > MAX_DOCUMENT_BYTES:
-                        raise RegistryFailed(
-                            f"{activity}: {self.registry} sends more than {MAX_DOCUMENT_BYTES >> 20} MiB where a document is"
-                            " expected",
-                            "is it a registry?",
-                        )
-                return Reply(response.status_code, str(response.url), dict(response.headers), body)
+                return Reply(response.status_code, dict(response.headers), self._document(response, activity))
 
         return self.retried(attempt, activity)
 
@@ -135,30 +126,24 @@ class Session:
         Raises:
             RegistryFailed: the last attempt failed.
         """
-        for number in range(1, ATTEMPTS + 1):
+        for number in itertools.count(1):
             try:
                 return attempt()
             except TransferFailed as failure:
-                self.wait(failure, number, activity)
+                self._wait(failure, number, activity)
         raise AssertionError("the last attempt returns or raises")
 
-    def wait(self, failure: TransferFailed, attempt: int, activity: str) -> None:
-        """Wait before a request is repeated.
-
-        Raises:
-            RegistryFailed: it failed ``ATTEMPTS`` times, or the registry requests to wait too long.
-        """
-        if attempt >= ATTEMPTS:
-            raise RegistryFailed(f"{activity}: {failure}", _RESUME) from failure
+    def _wait(self, failure: TransferFailed, attempt: int, activity: str) -> None:
+        """Wait before a request is repeated, unless it failed too often or the registry requests to wait too long."""
+        wait = failure.wait or 0
+        if attempt >= ATTEMPTS or wait > MAX_WAIT_SECONDS:
+            later = f"; {self.registry} accepts the next request in {wait:.0f} s" if wait > MAX_WAIT_SECONDS else ""
+            raise RegistryFailed(f"{activity}: {failure}{later}", _RESUME) from failure
         if failure.wait is None:
             pause(attempt)
-            return
-        if failure.wait > MAX_WAIT_SECONDS:
-            raise RegistryFailed(
-                f"{activity}: {failure}; {self.registry} accepts the next request in {failure.wait:.0f} s", _RESUME
-            ) from failure
-        reporting.info(f"{self.registry} limits requests: waiting {failure.wait:.0f} s")
-        time.sleep(failure.wait)
+        else:
+            reporting.info(f"{self.registry} limits requests: waiting {wait:.0f} s")
+            time.sleep(wait)
 
     @contextmanager
     def stream(self, request: Request, activity: str, accept: Collection[int] = ()) -> Iterator[httpx2.Response]:
@@ -187,6 +172,16 @@ class Session:
         """
         with self._translated():
             yield from response.iter_raw()
+
+    def _document(self, response: httpx2.Response, activity: str) -> bytes:
+        """The body of a response, of at most ``MAX_DOCUMENT_BYTES``."""
+        body = b""
+        for chunk in self.chunks(response):
+            body += chunk
+            if len(body) > MAX_DOCUMENT_BYTES:
+                problem = f"{self.registry} sends more than {MAX_DOCUMENT_BYTES >> 20} MiB where a document is expected"
+                raise RegistryFailed(f"{activity}: {problem}", "is it a registry?")
+        return body
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -283,12 +278,7 @@ class Session:
                 raise self._unauthorized(activity)
             if not response.is_success:
                 self._refused(response, activity)
-            body = b""
-            for chunk in response.iter_raw():
-                body += chunk
-                if len(body) > MAX_DOCUMENT_BYTES:
-                    raise ValueError("too large")
-            document = parse_json(body)
+            document = parse_json(self._document(response, activity))
             token = document.get("token") or document["access_token"]
             if not isinstance(token, str) or not token.isascii() or not token.isprintable():
                 raise ValueError("no token")
