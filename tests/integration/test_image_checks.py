@@ -47,7 +47,7 @@ def test_library_that_links_the_driver_loads_with_the_stub(tmp_path: Path) -> No
     load = f"import ctypes; ctypes.CDLL({str(site / 'linked.so')!r})"  # in a process that has no stub of another test
     assert "libcuda.so.1: cannot open" in subprocess.run([sys.executable, "-c", load], capture_output=True, text=True).stderr
     (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "checks.py").write_text(SUITE)
+    (tmp_path / "small" / "checks_small.py").write_text(SUITE)
     (tmp_path / "expected.json").write_text("{}")
     for name, program in RUNNER.items():
         shutil.copy(program, tmp_path / name)

@@ -98,7 +98,8 @@ def test_every_kill_leaves_a_state_that_the_next_build_completes(tmp_path: Path,
     Site(tmp_path).diff("mine.diff", LAYERS, 25)
     (tmp_path / "data" / "image_programs").symlink_to(programs)
     (tmp_path / "suite").mkdir()
-    (tmp_path / "suite" / "checks.py").write_text("def check_nothing(expected):\n    pass\n")
+    for suite in ("vllm", "changed"):
+        (tmp_path / "suite" / f"checks_{suite}.py").write_text("def check_nothing(expected):\n    pass\n")
     source = LocalImages(Workspace.open(tmp_path / "source"))
     base = python_base(source.layout)
     try:

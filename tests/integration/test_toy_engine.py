@@ -83,7 +83,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (installed / "toy_engine-1.0.dist-info" / "entry_points.txt").write_text("[sm120kit.engines]\ntoy = toy_engine:TOY\n")
     shutil.copy(SUPPORT / "toy_engine.py", installed)
     (installed / "toy_checks").mkdir()
-    (installed / "toy_checks" / "checks.py").write_text(
+    (installed / "toy_checks" / "checks_toy.py").write_text(
         "import importlib.util\n\n\ndef check_server(expected):\n    assert importlib.util.find_spec('toy')\n"
         "    return {'toy': 'ok'}\n"
     )

@@ -197,7 +197,7 @@ def test_runner_reports_every_result(tmp_path: Path) -> None:
     for name, program in RUNNER.items():
         shutil.copy(program, tmp_path / name)
     (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "checks.py").write_text(SUITE)
+    (tmp_path / "small" / "checks_small.py").write_text(SUITE)
     (tmp_path / "expected.json").write_text('{"word": "hello"}')
     done = subprocess.run(
         [sys.executable, tmp_path / "run.py", tmp_path / "expected.json", "small"], capture_output=True, text=True

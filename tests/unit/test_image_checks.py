@@ -42,13 +42,13 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     monkeypatch.setitem(sys.modules, "driver_stub", driver_stub)
 
     def load(name: str) -> ModuleType:
-        path = RUNNER.get(f"{name}.py", IMAGE / name / "checks.py")
-        spec = importlib.util.spec_from_file_location(f"checks_{name}" if path.name == "checks.py" else name, path)
+        path = RUNNER.get(f"{name}.py", IMAGE / name / f"checks_{name}.py")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, spec.name, module)
         module.__dict__["NotRun"] = NotRun
-        if path.name == "checks.py":
+        if path.stem != name:
             module.__dict__["is_left_out"] = load("run").is_left_out
         spec.loader.exec_module(module)
         return module
@@ -142,7 +142,7 @@ def test_runner_fails_on_messages_without_exemption(tmp_path: Path) -> None:
     for name, program in RUNNER.items():
         shutil.copy(program, tmp_path / name)
     (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "checks.py").write_text(SUITE)
+    (tmp_path / "small" / "checks_small.py").write_text(SUITE)
     (tmp_path / "small" / "allowed.toml").write_text(ALLOWED)
     (tmp_path / "expected.json").write_text("{}")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=tmp_path, check=True)
@@ -192,7 +192,7 @@ def test_checks_that_start_programs_run_beside_the_others(tmp_path: Path, ends: 
         shutil.copy(program, tmp_path / name)
     (tmp_path / "small").mkdir()
     end = "    if 'ends' in expected: os.kill(os.getpid(), 9)\n    subprocess"
-    (tmp_path / "small" / "checks.py").write_text(MEETING.replace("    subprocess", end))
+    (tmp_path / "small" / "checks_small.py").write_text(MEETING.replace("    subprocess", end))
     (tmp_path / "expected.json").write_text(json.dumps({"ends": True} if ends else {}))
     argv = [sys.executable, "-B", "run.py", "expected.json", "small"]
     done = subprocess.run(argv, cwd=tmp_path, env=os.environ | {"HOME": str(tmp_path)}, capture_output=True, text=True)
@@ -623,7 +623,8 @@ def run_engine(
     }
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))
     directory = tmp_path / "checks"
-    programs = ("engine/checks.py", "engine/gpu.py", "engine/select_backends.py", f"{kind}/checks.py", f"{kind}/backends.py")
+    programs = [f"engine/{name}.py" for name in ("checks_engine", "gpu", "select_backends")]
+    programs += [f"{kind}/{name}.py" for name in (f"checks_{kind}", "backends")]
     for path, program in (RUNNER | {path: IMAGE / path for path in programs}).items():
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(program, directory / path)

@@ -140,8 +140,8 @@ def run_suite(tmp_path: Path, expected: Mapping[str, object], suite: str = "smal
     (tmp_path / suite).mkdir()
     for name, program in RUNNER.items():
         shutil.copy(program, tmp_path / name)
-    own = SUITES / suite / "checks.py"
-    (tmp_path / suite / "checks.py").write_text(own.read_text() if own.is_file() else CHECKS)
+    own = SUITES / suite / f"checks_{suite}.py"
+    (tmp_path / suite / f"checks_{suite}.py").write_text(own.read_text() if own.is_file() else CHECKS)
     for name, text in (("first", ""), ("second", ""), ("broken", "import absent_module")):
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "expected.json").write_text(json.dumps(expected))

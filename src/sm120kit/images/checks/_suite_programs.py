@@ -27,7 +27,7 @@ def required_suites(kind: str) -> tuple[str, ...]:
     Raises:
         NotFound: no such kind of image.
     """
-    if not (_suite(kind) / "checks.py").is_file():
+    if not (_suite(kind) / f"checks_{kind}.py").is_file():
         raise NotFound(f"there are no checks for images of kind {kind!r}", f"in {_suite(kind)}")
     return COMMON[:2] if kind == FLASHINFER_KEY else (*COMMON, kind)
 

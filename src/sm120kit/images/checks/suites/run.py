@@ -1,9 +1,9 @@
 """Run the checks of an image inside its container, using only the image's Python. Prints one JSON line per check to stdout.
 
-Usage: ``run.py expected.json SUITE...``. Each function ``check_*`` of ``SUITE/checks.py`` takes the content of expected.json
-and returns the facts that it established, as a mapping of texts. It fails by raising; a warning of any kind is a failure as
-well. Other output of the checks is printed to stderr, except what ``SUITE/allowed.toml`` exempts with a reason, which is
-reported as a fact.
+Usage: ``run.py expected.json SUITE...``. Each function ``check_*`` of ``SUITE/checks_SUITE.py`` takes the content of
+expected.json and returns the facts that it established, as a mapping of texts. It fails by raising; a warning of any kind is a
+failure as well. Other output of the checks is printed to stderr, except what ``SUITE/allowed.toml`` exempts with a reason,
+which is reported as a fact.
 
 Checks in ``BESIDE`` of their suite run in a process with a home directory of its own beside the others, as they only start
 programs or take long, and their lines are printed last: ``run.py expected.json SUITE... --beside=SUITE``.
@@ -44,10 +44,10 @@ def is_left_out(expected, name, file, key="leave_out"):
     return any(fnmatch.fnmatchcase(file, pattern) for pattern in expected.get(key, {}).get(name, ()))
 
 
-def load_suite(path):
-    """Load a suite's module from its file. Later suites can import it as ``checks_<name>``."""
-    name = f"checks_{path.parent.name}"
-    spec = importlib.util.spec_from_file_location(name, path)
+def load_suite(directory):
+    """Load a suite's module, ``checks_<name>``, which later suites can import."""
+    name = f"checks_{directory.name}"
+    spec = importlib.util.spec_from_file_location(name, directory / f"{name}.py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     module.NotRun, module.is_left_out = NotRun, is_left_out
     spec.loader.exec_module(module)
@@ -170,7 +170,7 @@ def main():
     expected["allowed"] = load_exemptions(directories)
     checks, in_beside = [], {}
     for directory in directories:
-        module, suite = load_suite(directory / "checks.py"), directory.name
+        module, suite = load_suite(directory), directory.name
         names_of_checks = [name.removeprefix("check_") for name in vars(module) if name.startswith("check_")]
         for name in names_of_checks:
             beside = name in getattr(module, "BESIDE", ()) and not reason_not_to_run(name, module, expected)

@@ -38,7 +38,7 @@ LOOK_UP = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import run
-suites = [run.load_suite(run.Path(sys.argv[1], name, "checks.py")) for name in ("engine", "sglang")]
+suites = [run.load_suite(run.Path(sys.argv[1], name)) for name in ("engine", "sglang")]
 print(json.dumps(getattr(suites[-1], sys.argv[2])(json.load(sys.stdin))))
 """
 """Program that calls a function of this module: SGLang decides when it is imported whether there is a GPU."""
