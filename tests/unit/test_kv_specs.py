@@ -17,6 +17,7 @@ UNKNOWN = {
     "DoryForCausalLM": "recurrent_kv_cache_mode",
     "Gemma 3 4B": "num_key_value_heads",
     "HYV4ForCausalLM": "learnable_sink",
+    "WhisperForConditionalGeneration": "encoder",
     "Zamba2ForCausalLM": "num_query_groups",
 }
 """Classes whose cache is unknown, with a word of the reason."""

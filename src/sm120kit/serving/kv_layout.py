@@ -141,6 +141,8 @@ def kv_cache(text: Mapping[str, Any]) -> tuple[KvCache | None, str]:
 
 
 def _kv_cache(config: _Config) -> KvCache:
+    if config.get("is_encoder_decoder"):
+        raise _Unknown("it has an encoder, of whose tokens the decoder keeps vectors too")
     layers = config.number(*_LAYERS, limit=LAYER_LIMIT) or len(config.get("layers_block_type") or ())
     if not layers:
         raise _Unknown("config.json lacks the number of layers")
