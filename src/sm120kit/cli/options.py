@@ -355,15 +355,12 @@ class SigningOptions:
     @property
     def sign(self) -> Callable[[bytes], bytes] | None:
         """What signs a statement; the identity of a job is used when it is called, because its token is valid for minutes."""
+        from sm120kit.images import attestation
+
         if self.keyless and not self.key:
-            return lambda payload: self._signer(payload)
+            return lambda payload: attestation.signer(None, self.trust_config).sign(payload)
         signer = self.signer()
         return signer.sign if signer else None
-
-    def _signer(self, payload: bytes) -> bytes:
-        signer = self.signer()
-        assert signer is not None
-        return signer.sign(payload)
 
 
 @dataclasses.dataclass(frozen=True)

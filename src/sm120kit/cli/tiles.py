@@ -18,6 +18,22 @@ from sm120kit.kernels.tiles import compare_tiles
 from sm120kit.kernels.tiles.compare_tiles import TileComparison
 from sm120kit.recipes.target import FlashInferTarget, Target, resolve
 
+COLUMNS = [
+    "family",
+    "dtype",
+    "tile",
+    "epilogue",
+    "swap",
+    "output",
+    "schedule",
+    "generated",
+    "k-blocks",
+    "stages",
+    "bytes",
+    "verdict",
+    "numbers",
+]
+
 
 @cache
 def _tile_numbers() -> Any:
@@ -63,24 +79,7 @@ def tiles_(
         console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})
         return
     rows = compare_tiles.compare_tables(before, after)
-    console.table(
-        (
-            "family",
-            "dtype",
-            "tile",
-            "epilogue",
-            "swap",
-            "output",
-            "schedule",
-            "generated",
-            "k-blocks",
-            "stages",
-            "bytes",
-            "verdict",
-            "numbers",
-        ),
-        map(_cells, rows),
-    )
+    console.table(COLUMNS, map(_cells, rows))
     generated = [row.after for row in rows if row.after and row.after.generated]
     fits = sum(fact.fits for fact in generated)
     broken = sum(not fact.compiles for fact in generated)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from sm120kit.core.outside import parse_json
@@ -46,28 +45,19 @@ def judge(recorded: Recorded) -> ProbeJudgement:
     """Check the calls and the JSON, each if the server can."""
     seen, unjudged = [], []
     for name, check in (("tool/whole", _call), ("tool/stream", _call), ("schema", _schema)):
-        saw, reason = _checked(recorded, name, check)
-        if reason.startswith("wrong: "):
-            return judged(False, f"{name}: {reason.removeprefix('wrong: ')}")
-        seen += [saw] if saw else []
-        unjudged += [f"{name}: {reason}"] if reason else []
+        answer = recorded[name].answer
+        try:
+            if answer.error:
+                raise CannotBeJudged(f"the request failed: {answer.error[:120]}")
+            seen.append(check(answer))
+        except CannotBeJudged as reason:
+            unjudged.append(f"{name}: {reason}")
+        except ValueError as problem:
+            return judged(False, f"{name}: {problem}")
     whole, stream = (recorded[f"tool/{way}"].answer.tool_calls for way in ("whole", "stream"))
     if whole and stream and [call.name for call in whole] != [call.name for call in stream]:
         return judged(False, "the stream calls other tools than the answer at once")
     return judged(True, "; ".join([*seen, *unjudged])) if seen else unknown("; ".join(unjudged))
-
-
-def _checked(recorded: Recorded, name: str, check: Callable[[RecordedAnswer], str]) -> tuple[str, str]:
-    """What was seen of an answer, and why it is wrong or cannot be judged."""
-    answer = recorded[name].answer
-    if answer.error:
-        return "", f"the request failed: {answer.error[:120]}"
-    try:
-        return check(answer), ""
-    except CannotBeJudged as error:
-        return "", str(error)
-    except ValueError as error:
-        return "", f"wrong: {error}"
 
 
 def _call(answer: RecordedAnswer) -> str:
