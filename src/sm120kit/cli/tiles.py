@@ -18,22 +18,6 @@ from sm120kit.kernels.tiles import compare_tiles
 from sm120kit.kernels.tiles.compare_tiles import TileComparison
 from sm120kit.recipes.target import FlashInferTarget, Target, resolve
 
-COLUMNS = [
-    "family",
-    "dtype",
-    "tile",
-    "epilogue",
-    "swap",
-    "output",
-    "schedule",
-    "generated",
-    "k-blocks",
-    "stages",
-    "bytes",
-    "verdict",
-    "numbers",
-]
-
 
 @cache
 def _tile_numbers() -> Any:
@@ -79,7 +63,8 @@ def tiles_(
         console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})
         return
     rows = compare_tiles.compare_tables(before, after)
-    console.table(COLUMNS, map(_cells, rows))
+    cells = [_cells(row) for row in rows]
+    console.table(tuple(cells[0]) if cells else (), (tuple(each.values()) for each in cells))
     generated = [row.after for row in rows if row.after and row.after.generated]
     fits = sum(fact.fits for fact in generated)
     broken = sum(not fact.compiles for fact in generated)
@@ -127,25 +112,25 @@ def numbers(fact: TileFacts | None) -> str:
     return f"{fact.numbers.proof}: {fact.numbers.why}" if fact.numbers.why else str(fact.numbers.proof)
 
 
-def _cells(row: TileComparison) -> list[str]:
+def _cells(row: TileComparison) -> dict[str, str]:
+    """The cells of a row by column."""
     fact = row.after or row.before
     assert fact is not None
-    schedule = f"{fact.schedule} {fact.scheduler}".removesuffix(" persistent").strip()
-    return [
-        fact.tile.family,
-        f"{fact.tile.dtype} {fact.tile.scales}".strip(),
-        fact.tile.shape,
-        fact.tile.epilogue,
-        "yes" if fact.tile.swap else "",
-        row.tile.output,
-        schedule,
-        _both(row, lambda facts: "yes" if facts and facts.generated else "no"),
-        _both(row, lambda facts: str(facts.k_blocks) if facts and facts.compiles else ""),
-        _both(row, lambda facts: str(facts.stages) if facts and facts.compiles else ""),
-        _both(row, lambda facts: f"{facts.smem_bytes:,}" if facts and facts.compiles else ""),
-        _both(row, verdict),
-        _both(row, numbers),
-    ]
+    return {
+        "family": fact.tile.family,
+        "dtype": f"{fact.tile.dtype} {fact.tile.scales}".strip(),
+        "tile": fact.tile.shape,
+        "epilogue": fact.tile.epilogue,
+        "swap": "yes" if fact.tile.swap else "",
+        "output": row.tile.output,
+        "schedule": f"{fact.schedule} {fact.scheduler}".removesuffix(" persistent").strip(),
+        "generated": _both(row, lambda facts: "yes" if facts and facts.generated else "no"),
+        "k-blocks": _both(row, lambda facts: str(facts.k_blocks) if facts and facts.compiles else ""),
+        "stages": _both(row, lambda facts: str(facts.stages) if facts and facts.compiles else ""),
+        "bytes": _both(row, lambda facts: f"{facts.smem_bytes:,}" if facts and facts.compiles else ""),
+        "verdict": _both(row, verdict),
+        "numbers": _both(row, numbers),
+    }
 
 
 def _both(row: TileComparison, text: Callable[[TileFacts | None], str]) -> str:
