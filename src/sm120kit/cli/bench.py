@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sm120kit import bench
+from sm120kit.bench import MeasuredServer, ablation, client, figures, foreign_results, result_file, resume, workload
+from sm120kit.bench import launched as launched_servers
+from sm120kit.bench.result_file import Result
 from sm120kit.cli.bench_results import render, render_effects
 from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
 from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, argument, configuration_names, given_values, option
@@ -19,10 +23,6 @@ from sm120kit.core import console
 from sm120kit.core.disk import require_writable
 from sm120kit.core.urls import is_url
 from sm120kit.recipes import ablations, configurations
-
-if TYPE_CHECKING:
-    from sm120kit.bench import MeasuredServer
-    from sm120kit.bench.result_file import Result
 
 RESTARTS = 2
 """Restarts for ``--ablate``: three starts are the fewest whose interval is of use."""
@@ -44,8 +44,6 @@ class RunningServer(ServerAccess):
         Raises:
             Sm120kitError: the server does not answer or offer the model, or the record is of another server.
         """
-        from sm120kit import bench
-
         return bench.running_server(self.endpoint(url), self.record, requested=self.served_model_name or None)
 
 
@@ -99,10 +97,6 @@ def run_(
 
     With --ablate, three starts each unless --restarts states another number; the result with an option is FILE.OPTION.json.
     """
-    from sm120kit import bench
-    from sm120kit.bench import ablation, client, figures, result_file, resume, workload
-    from sm120kit.bench import launched as launched_servers
-
     configuration = None if is_url(target) else configurations.load(target)
     if configuration:
         _require_options_of_config(target, running, launched)
@@ -201,8 +195,6 @@ def import_(
 
     Prints each case, or the reason why it or its file is not a measurement. Exit code 1 if there is no measurement.
     """
-    from sm120kit.bench import foreign_results
-
     read = foreign_results.read(files)
     figures = read.figures
     for reason in read.refused.values():

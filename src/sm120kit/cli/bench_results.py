@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from sm120kit.bench import clocks, compare_results, figures, reproduce, result_export, result_file, saturation
+from sm120kit.bench.ablation import AblationEffect
+from sm120kit.bench.compare_results import CaseDifference
+from sm120kit.bench.figures import COLUMNS, UNKNOWN
+from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.cli.options import Html, Json, Overwrite, argument, option
 from sm120kit.core import console
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_new, require_writable
-
-if TYPE_CHECKING:
-    from sm120kit.bench.ablation import AblationEffect
-    from sm120kit.bench.compare_results import CaseDifference
-    from sm120kit.bench.result_file import MeasuredCase, Result
 
 
 def show(
@@ -38,8 +38,6 @@ def show(
 
     They are computed from the samples.
     """
-    from sm120kit.bench import result_export, result_file
-
     if output is not None:
         if json or html:
             raise typer.BadParameter(f"--{'json' if json else 'html'} has the figures: leave out --output")
@@ -53,16 +51,13 @@ def show(
 
 
 def _export(results: Sequence[Path], output: Path, overwrite: bool) -> None:
-    from sm120kit.bench import result_export as exports
-    from sm120kit.bench import result_file
-
-    kind = next((kind for kind in exports.KINDS if output.name.endswith(kind)), None)
+    kind = next((kind for kind in result_export.KINDS if output.name.endswith(kind)), None)
     if kind is None:
-        raise typer.BadParameter(f"{output}: a file ends in {', '.join(exports.KINDS)}", param_hint="--output")
+        raise typer.BadParameter(f"{output}: a file ends in {', '.join(result_export.KINDS)}", param_hint="--output")
     require_writable(output)
     require_new(output, "--output", overwrite)
     named = [(path.stem, result_file.read(path)) for path in results]
-    write_atomic(output, exports.exported(kind, named))
+    write_atomic(output, result_export.exported(kind, named))
     console.info(f"{output}: {sum(len(each.cases) for _, each in named)} cases")
 
 
@@ -77,11 +72,8 @@ def compare(
     Every figure is compared. Refused if the environments differ in what is not ignored. Exit code 1 if a larger share of
     requests failed than before.
     """
-    from sm120kit.bench import compare_results as comparison
-    from sm120kit.bench import figures, result_file
-
     ignored = [name.strip() for name in ignore.split(",") if name.strip()]
-    compared = comparison.compare(result_file.read(before), result_file.read(after), ignored)
+    compared = compare_results.compare(result_file.read(before), result_file.read(after), ignored)
     if json:
         console.json_data(
             {"environment": compared.differ, "unknown": compared.unknown, "cases": [asdict(case) for case in compared.cases]}
@@ -90,7 +82,7 @@ def compare(
         for name, (first, second) in compared.differ.items():
             console.data(f"{name}: {first} / {second}")
         if compared.unknown:
-            console.data(f"unknown in both: {comparison.briefly(compared.unknown)}")
+            console.data(f"unknown in both: {compare_results.briefly(compared.unknown)}")
         if any(failed for case in compared.cases for failed, _ in (case.errors_before, case.errors_after)):
             console.data("requests failed; the other figures are of those that did not")
         for case in compared.cases:
@@ -102,8 +94,6 @@ def compare(
 
 def _compared(case: CaseDifference) -> Iterator[Sequence[object]]:
     """The rows of a case: its failed requests if there are any, then each figure."""
-    from sm120kit.bench.figures import COLUMNS
-
     errors = (case.errors_before, case.errors_after)
     if any(failed for failed, _ in errors):
         yield ("failed", *(f"{failed} of {requests}" for failed, requests in errors), "", "")
@@ -115,8 +105,6 @@ def _compared(case: CaseDifference) -> Iterator[Sequence[object]]:
 
 
 def _spread(name: str, values: tuple[float, float, float] | None) -> str:
-    from sm120kit.bench.figures import COLUMNS, UNKNOWN
-
     if values is None:
         return UNKNOWN
     middle, lowest, highest = map(COLUMNS[name][1], values)
@@ -140,8 +128,6 @@ def render(named: Sequence[tuple[str, Result]], *, as_json: bool) -> None:
 
 def render_effects(effects: Sequence[AblationEffect], *, as_json: bool) -> None:
     """Print what options change, each as a table of its gains and a line on the answers; or all as a JSON list."""
-    from sm120kit.bench.figures import COLUMNS
-
     if as_json:
         console.json_data(
             [
@@ -173,8 +159,6 @@ def render_effects(effects: Sequence[AblationEffect], *, as_json: bool) -> None:
 
 
 def _object(result: Result) -> dict[str, Any]:
-    from sm120kit.bench import figures, reproduce, saturation
-
     kept = ("concurrency", "output_tokens", "context_tokens", "restart", "complete", "clocks", "energy")
     return {
         "complete": result.complete,
@@ -199,15 +183,12 @@ TABLES = (
 
 
 def _print(result: Result) -> None:
-    from sm120kit.bench import clocks, figures, reproduce, saturation
-    from sm120kit.bench import compare_results as compare
-
     console.data(figures.about(result))
-    setup = {name: text for name, text in compare.environment(result).items() if name.startswith(SETUP)}
+    setup = {name: text for name, text in compare_results.environment(result).items() if name.startswith(SETUP)}
     if known := [(name, text) for name, text in setup.items() if text != figures.UNKNOWN]:
         console.table(("environment", "value"), known)
     if unknown := [name for name, text in setup.items() if text == figures.UNKNOWN]:
-        console.data(f"unknown: {compare.briefly(unknown)}")
+        console.data(f"unknown: {compare_results.briefly(unknown)}")
     for number, names in enumerate(TABLES):
         _table(result, names, failed=number == 0)
     for knee in saturation.knees(result.cases):
@@ -219,8 +200,6 @@ def _print(result: Result) -> None:
 
 def _table(result: Result, names: Sequence[str], *, failed: bool) -> None:
     """Print figures of each case; not if all are unknown, whose reason is a note."""
-    from sm120kit.bench import figures
-
     restarted = any(case.restart for case in result.cases)
     summaries = [(case, figures.summary(case)) for case in result.ordered]
     if not failed and all(getattr(summary, name) is None for _, summary in summaries for name in names):

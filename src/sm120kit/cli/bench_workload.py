@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from sm120kit.bench import RequestEnded, dataset, figures, workload
+from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.cli.options import option
 from sm120kit.core import console
 from sm120kit.core.outside import integer, parse_json, read_input
-
-if TYPE_CHECKING:
-    from sm120kit.bench import RequestEnded
-    from sm120kit.bench.workload import Case, NamedWorkload
 
 Given = Annotated[
     list[str] | None, option("--given NAME=VALUE", "A fact that cannot be detected, such as gpu='2x ...'; repeatable.")
@@ -29,8 +27,6 @@ def case_progress(cases: int, *, announce: bool = False) -> Iterator[Callable[[C
 
     The function is that of :class:`sm120kit.bench.Measurement`. ``announce``: print a line for each case, too.
     """
-    from sm120kit.bench import figures
-
     begun = 0
     with console.progress(remaining=True) as display:
         run = display.add_task("cases", total=cases)
@@ -83,8 +79,6 @@ class WorkloadChoice:
             typer.BadParameter: a list of numbers or a JSON object is none, or options exclude each other.
             Sm120kitError: see :func:`sm120kit.bench.workload.load` and :mod:`sm120kit.bench.dataset`.
         """
-        from sm120kit.bench import workload
-
         for other, value in (("--dataset", self.dataset), ("--concurrency", self.concurrency)):
             if self.sweep and value:
                 raise typer.BadParameter(f"--sweep and {other} exclude each other", param_hint="--sweep")
@@ -92,8 +86,6 @@ class WorkloadChoice:
         return workload.quick(named) if self.quick else named
 
     def _changes(self) -> Iterator[tuple[str, Any]]:
-        from sm120kit.bench import dataset
-
         for name, text in (
             ("concurrency", self.concurrency),
             ("output_tokens", self.output_tokens),
