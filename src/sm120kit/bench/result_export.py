@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench import _llama_benchy as llama_benchy
 from sm120kit.bench import figures, saturation
-from sm120kit.bench.figures import COLUMNS, UNKNOWN, Summary, summary
+from sm120kit.bench.figures import COLUMNS, UNKNOWN, summary
 from sm120kit.bench.reproduce import comparisons
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.core.errors import RequirementMissing
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NamedResult = tuple[str, Result]
-Value = Callable[[Summary], float | None]
 
 CHARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     ("TTFT, ms", 1000, ("ttft", "ttft_p95")),
