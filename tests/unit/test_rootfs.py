@@ -18,12 +18,12 @@ from sm120kit.images._rootfs import UnpackedLayer
 def unpacked(directory: Path, *members: layers.Member) -> UnpackedLayer:
     tree = directory / "tree"
     tree.mkdir(parents=True)
-    record, digests = _rootfs.unpack(io.BytesIO(layers.packed(*members)), tree, Path("blob"))
+    digests = _rootfs.unpack(io.BytesIO(layers.packed(*members)), tree, Path("blob"))
     (directory / "digests.json").write_text(json.dumps(digests))
-    return UnpackedLayer(tree, record)
+    return UnpackedLayer(tree)
 
 
-def test_modes_owners_times_and_links_are_those_of_the_headers(tmp_path: Path) -> None:
+def test_modes_times_and_links_are_those_of_the_headers(tmp_path: Path) -> None:
     layer = unpacked(
         tmp_path,
         ("./", None, {"mode": 0o755}),
@@ -38,8 +38,7 @@ def test_modes_owners_times_and_links_are_those_of_the_headers(tmp_path: Path) -
     tree = layer.tree
     assert (tree / "a/program").samefile(tree / "a/name") and (tree / "a/link").readlink() == Path("/etc/passwd")
     assert (tree / "a/program").stat().st_mode & 0o7777 == 0o4711 and (tree / "a").stat().st_mtime == 7
-    assert layer.record.owners == {"a/program": "3:4"}
-    assert layer.record.modes == {"a": 0o500, "b/c/made": 0o200}
+    assert (tree / "b/c/made").stat().st_mode & 0o7777 == 0o600
     assert not (tree / "dev/null").exists() and not (tree / "pipe").exists()
 
 
@@ -82,15 +81,6 @@ def test_damaged_layer(tmp_path: Path) -> None:
 def test_last_of_two_members_counts(tmp_path: Path) -> None:
     layer = unpacked(tmp_path, ("a", b"first", {"uid": 1}), ("b", b"", {"type": b"1", "linkname": "a"}), ("a", b"second", {}))
     assert (layer.tree / "a").read_bytes() == b"second" and (layer.tree / "b").read_bytes() == b"first"
-    assert layer.record.owners == {}
-
-
-def test_owners_are_those_of_the_highest_layer(tmp_path: Path) -> None:
-    sources = [
-        unpacked(tmp_path / "0", ("a", b"", {"uid": 1}), ("b", b"", {"uid": 1}), ("c", b"", {"uid": 1})),
-        unpacked(tmp_path / "1", ("a", b"", {"uid": 2}), ("b", b"", {})),
-    ]
-    assert _rootfs.owners(sources) == {"/a": "2:0", "/c": "1:0"}
 
 
 def test_digests_are_those_of_the_visible_files(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Files of images without a daemon: layers unpacked once each into the state directory, and read as one file system.
 
-An unpacked layer is a directory of its files with their modes and times. They belong to this user; the owners in the layer's
-headers are kept in a record beside it. Device files and pipes are left out: containers have devices of their own. A layer of
-sm120kit removes no file of lower ones: the names of whiteouts (OCI image-spec, layer.md) are refused.
+An unpacked layer is a directory of its files with their modes and times. They belong to this user. Device files and pipes are
+left out: containers have devices of their own. A layer of sm120kit removes no file of lower ones: the names of whiteouts (OCI
+image-spec, layer.md) are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, Mismatch, NotTrusted
 from sm120kit.core.outside import parse_json
 from sm120kit.core.process import Stopped
-from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images.oci import Layout
@@ -42,23 +41,10 @@ _HINT = "sm120kit builds no such image: build or pull it again"
 
 
 @dataclass(frozen=True)
-class LayerRecord:
-    """What the files of an unpacked layer do not show.
-
-    ``owners`` are the owners ``uid:gid`` of the paths that do not belong to root. ``modes`` are the modes of the paths whose
-    owner may not read them, which the unpacked file permits.
-    """
-
-    owners: dict[str, str]
-    modes: dict[str, int]
-
-
-@dataclass(frozen=True)
 class UnpackedLayer:
     """A layer's files in ``tree``, which may be shared with other images and must not be changed."""
 
     tree: Path
-    record: LayerRecord
 
 
 def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[UnpackedLayer, ...]:
@@ -109,7 +95,7 @@ def _target(parent: Path, diff_id: str) -> Path:
 
 def _unpacked(target: Path) -> UnpackedLayer:
     mark_used(target)
-    return UnpackedLayer(target / "tree", read_record(LayerRecord, target / "layer.json"))
+    return UnpackedLayer(target / "tree")
 
 
 def _unpack_layer(layout: Layout, diff_id: str, workspace: Workspace, stop: threading.Event) -> None:
@@ -123,17 +109,16 @@ def _unpack_layer(layout: Layout, diff_id: str, workspace: Workspace, stop: thre
             (directory / "tree").mkdir(mode=0o755)
             with _opened(path) as stream:
                 reader = _HashingReader(stream, stop)
-                record, digests = unpack(cast(IO[bytes], reader), directory / "tree", path)
+                digests = unpack(cast(IO[bytes], reader), directory / "tree", path)
                 if f"sha256:{reader.finish()}" != diff_id:
                     raise Mismatch(
                         f"{path} is not the layer {diff_id}: it was changed",
                         f"rm {path}, then build or pull the image again",
                     )
-            _write_records(directory, record, digests)
+            _write_digests(directory, digests)
 
 
-def _write_records(directory: Path, record: LayerRecord, digests: Mapping[str, FileDigest | None]) -> None:
-    write_record(directory / "layer.json", record)
+def _write_digests(directory: Path, digests: Mapping[str, FileDigest | None]) -> None:
     (directory / _DIGESTS).write_text(json.dumps(digests, sort_keys=True))
 
 
@@ -153,7 +138,7 @@ class LayerFiles:
     def publish(self, diff_id: str) -> None:
         """Keep the files as those of the layer ``diff_id``, unless it is unpacked already."""
         target = _target(self._workspace.root / "oci-unpacked", diff_id)
-        _write_records(self._directory, *self._unpacking.finish())
+        _write_digests(self._directory, self._unpacking.finish())
         with self._workspace.exclusive(f"unpack-{target.name}"), disk_errors(target):
             target.parent.mkdir(exist_ok=True)
             if not target.is_dir():
@@ -205,10 +190,10 @@ FileDigest = tuple[str, int, int]
 """The sha256 of a file in the form of RECORD, its size, and its modification time in seconds."""
 
 
-def unpack(stream: IO[bytes], tree: Path, origin: Path) -> tuple[LayerRecord, dict[str, FileDigest | None]]:
+def unpack(stream: IO[bytes], tree: Path, origin: Path) -> dict[str, FileDigest | None]:
     """Write the files of a layer below ``tree``, an empty directory. ``origin`` is named in errors.
 
-    Also returns the digest of each file by path, of links None.
+    Returns the digest of each file by path, of links None.
 
     A member's parents must be directories of this layer, or are created: no path leads through a link. Modes of files and
     directories include permission for their owner to read and change them.
@@ -239,7 +224,6 @@ class _Unpacking:
         self._directories: dict[str, float | None] = {"": None}
         self._files: dict[str, FileDigest] = {}
         self._links: set[str] = set()
-        self._record = LayerRecord({}, {})
 
     def add(self, member: tarfile.TarInfo, chunks: Iterable[bytes]) -> None:
         """Write a member; ``chunks`` are the contents of a file."""
@@ -247,16 +231,12 @@ class _Unpacking:
         target = self._tree / path
         if path:
             self._make_parents(path)
-        self._record.owners.pop(path, None)
-        self._record.modes.pop(path, None)
-        if member.uid or member.gid:
-            self._record.owners[path] = f"{member.uid}:{member.gid}"
         if member.isdir():
             self._replace(path, target, keep_directory=True)
             if path not in self._directories:
                 target.mkdir()
             self._directories[path] = member.mtime
-            self._set_mode(path, target, member.mode, 0o700)
+            target.chmod((member.mode | 0o700) & 0o7777)
             return
         if not path:
             raise NotTrusted(f"{self._origin}: the root of the layer is not a directory", _HINT)
@@ -277,21 +257,18 @@ class _Unpacking:
                 for piece in chunks:
                     digest.update(piece)
                     file.write(piece)
-            self._set_mode(path, target, member.mode, 0o600)
+            target.chmod((member.mode | 0o600) & 0o7777)
             os.utime(target, (member.mtime, member.mtime))
             sha256 = f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
             self._files[path] = (sha256, member.size, int(member.mtime))
-        else:
-            self._record.owners.pop(path, None)
 
-    def finish(self) -> tuple[LayerRecord, dict[str, FileDigest | None]]:
-        """Set the times of directories, deepest first, and return the record and the digests."""
+    def finish(self) -> dict[str, FileDigest | None]:
+        """Set the times of directories, deepest first, and return the digests."""
         for path in sorted(self._directories, reverse=True):
             mtime = self._directories[path]
             if mtime is not None:
                 os.utime(self._tree / path, (mtime, mtime))
-        digests = {**self._files, **dict.fromkeys(self._links)}
-        return self._record, digests
+        return {**self._files, **dict.fromkeys(self._links)}
 
     def _path(self, name: str) -> str:
         """A member's path relative to the root; it cannot lead out of it."""
@@ -323,11 +300,6 @@ class _Unpacking:
             target.unlink()
             self._files.pop(path, None)
             self._links.discard(path)
-
-    def _set_mode(self, path: str, target: Path, mode: int, needed: int) -> None:
-        target.chmod((mode | needed) & 0o7777)
-        if mode | needed != mode:
-            self._record.modes[path] = mode & 0o7777
 
 
 @dataclass(frozen=True)
@@ -382,16 +354,6 @@ def _listing(sources: Sequence[UnpackedLayer], path: str) -> list[VisibleEntry]:
         VisibleEntry(prefix + name, entries[name][-1], tuple(entries[name]) if name in directories else ())
         for name in sorted(entries)
     ]
-
-
-def owners(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
-    """Owners ``uid:gid`` of the paths of combined layers that do not belong to root, by absolute path."""
-    combined: dict[str, str] = {}
-    for number, layer in enumerate(sources):
-        for path, owner in layer.record.owners.items():
-            if not any(os.path.lexists(higher.tree / path) for higher in sources[number + 1 :]):
-                combined[f"/{path}"] = owner
-    return combined
 
 
 def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:

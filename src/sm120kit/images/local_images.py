@@ -29,7 +29,7 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs
-from sm120kit.images._rootfs import LayerRecord, UnpackedLayer
+from sm120kit.images._rootfs import UnpackedLayer
 from sm120kit.images.image_records import ContainerResult, Image, start_settings
 from sm120kit.images.oci import Layout
 from sm120kit.recipes.cross_tools import CrossTools, cross_tools
@@ -173,12 +173,11 @@ class LocalImages:
             (directory / "tmp").chmod(0o1777)
             writable = {"/tmp": directory / "tmp"}
             home = _rootfs.find(layers, user["home"])
-            owner = _rootfs.owners(layers).get(user["home"], "0:0").partition(":")[0]
-            if home is not None and home.below and owner == str(user["uid"]):  # otherwise it is not the user's, and read-only
+            if home is not None and home.below:
                 writable[user["home"]] = directory / "home"
                 (directory / "home").mkdir()
                 _rootfs.combine(home.below, directory / "home", home.path, link=False)
-            points = UnpackedLayer(directory / "points", LayerRecord({}, {}))
+            points = UnpackedLayer(directory / "points")
             cwd = settings.get("WorkingDir") or "/"
             emulator = self._emulator(self.layout.image(self.layout.require(image).digest))
             yield _Container((*layers, points), directory, writable, user["uid"], user["gid"], env, cwd, emulator)

@@ -334,13 +334,13 @@ class Layout:
                     path.unlink()
         return freed
 
-    def used(self, *, tagged: bool = False) -> set[Path]:
-        """The files of all images, or of those with a reference: manifests, configs and layers, which may be missing.
+    def used(self) -> set[Path]:
+        """The files of images with a reference: manifests, configs and layers, which may be missing.
 
         Raises:
             Mismatch, BadInput: an image is damaged, so that its files cannot be determined.
         """
-        listed = [manifest for manifest, references in self.images() if references or not tagged]
+        listed = [manifest for manifest, references in self.images() if references]
         return {self.path(blob) for manifest in listed for blob in self._blobs_of(manifest.digest)}
 
     def detach(self, paths: Collection[Path]) -> None:

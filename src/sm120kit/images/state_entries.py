@@ -211,7 +211,7 @@ def removable(root: Path, entries: Iterable[StateEntry], seconds: float) -> list
         Mismatch, BadInput: an image is damaged, so that its blobs cannot be determined.
     """
     layout, now = _layout(root), time.time()
-    tagged = layout.used(tagged=True)
+    tagged = layout.used()
     for manifest, tags in layout.images():
         if tags and (context := layout.image(manifest.digest).labels.get(f"{LABEL}context")):
             tagged.add(root / "images" / context)

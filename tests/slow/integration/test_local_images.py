@@ -113,13 +113,6 @@ def test_hard_links_where_overlayfs_is_refused(store: LocalImages, monkeypatch: 
     assert "Read-only" in store.run(image.id, ["touch", "/bin/added"], {}).stderr
 
 
-def test_home_that_is_not_the_users_is_read_only(store: LocalImages, kind: str) -> None:
-    """Otherwise the check of the user would pass on an image whose user cannot write its home directory."""
-    foreign = [("home/user", None, {"uid": 0})]
-    image = store.find(layers.small_image(store.layout, foreign).digest)
-    assert store.run(image.id, ["touch", "written"], {}).code != 0
-
-
 def test_without_namespaces_the_error_names_each_reason(store: LocalImages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         local_images, "_command", lambda *request: ["sh", "-c", "echo unshare: Operation not permitted >&2; exit 125"]
