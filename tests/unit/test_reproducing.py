@@ -435,8 +435,8 @@ def test_reasons_of_the_host_and_caveats() -> None:
     def finding(name: str, answer: Diagnosis) -> Finding:
         return Finding(name, name, answer, "")
 
-    slow = problem(Impact.SLOWS, "translates", cause="", consequence="decode halves", fix="iommu=pt")
-    minor = problem(Impact.MINOR, "old", cause="", consequence="", fix="x")
+    slow = problem("iommu", Impact.SLOWS, "translates", cause="", consequence="decode halves", fix="iommu=pt")
+    minor = problem("iommu", Impact.MINOR, "old", cause="", consequence="", fix="x")
     report = reproduce.judge(A, [GOOD], [finding("iommu", slow), finding("acs", ok("off")), finding("cache", minor)])
     assert report.host == ("iommu: translates; decode halves",)
     assert any("revision is not pinned" in line for line in report.caveats)
