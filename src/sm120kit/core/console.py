@@ -20,6 +20,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.core._heartbeat import Heartbeat
+from sm120kit.core.records import json_text
 from sm120kit.core.reporting import Advance
 from sm120kit.core.secrets import masked, masked_json
 
@@ -130,8 +131,6 @@ def json_data(value: Any) -> None:
     """Print a result as JSON; records become objects."""
     global json_errors
     json_errors = False
-    from sm120kit.core.records import json_text
-
     print(masked_json(json_text(value)), flush=True)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from sm120kit.core import reporting
 from sm120kit.core._users import user_label
 from sm120kit.core.disk import disk_errors
+from sm120kit.core.process import Stopped
 
 _HOST_LOCK = Path("/run")
 """A directory of root on every Linux (FHS 3.0, 3.15)."""
@@ -28,8 +29,6 @@ def exclusive(path: Path, name: str, stop: threading.Event | None = None) -> Ite
         Stopped: another thread set ``stop`` while this thread waited.
     """
     from filelock import FileLock, Timeout
-
-    from sm120kit.core.process import Stopped
 
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from sm120kit.core import reporting
+from sm120kit.core.disk import too_large
 from sm120kit.core.errors import CommandFailed, RequirementMissing
 from sm120kit.core.secrets import masked
 
@@ -288,8 +289,6 @@ def _completed(argv: Sequence[str | Path], child: subprocess.Popen[bytes], out: 
 
 def _require_success(completed: Completed, hint: str) -> None:
     if completed.returncode == -signal.SIGXFSZ:
-        from sm120kit.core.disk import too_large
-
         raise too_large(f"a file that {completed.argv[0]} writes")
     if completed.returncode != 0:
         tail = "\n".join((completed.stderr or completed.stdout).strip().splitlines()[-8:])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from packaging.metadata import parse_email
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
 from sm120kit.core.errors import Mismatch
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import GitPin, Pin, WheelPin
@@ -19,9 +23,6 @@ def require_identity(pin: Pin, repository: Repository, commit: str) -> None:
     Raises:
         Mismatch: it is another project or version, or lacks its metadata, which PEP 517, PEP 643 and PEP 427 require.
     """
-    from packaging.metadata import parse_email
-    from packaging.utils import canonicalize_name
-
     if not isinstance(pin, GitPin):
         file = f"{'-'.join(pin.filename.split('-')[:2])}.dist-info/METADATA" if isinstance(pin, WheelPin) else "PKG-INFO"
         metadata, _ = parse_email(_head(repository, commit, file))
@@ -48,8 +49,6 @@ def _head(repository: Repository, commit: str, path: str) -> bytes:
 
 
 def _equal(actual: str, pinned: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
     try:
         return Version(actual) == Version(pinned)
     except InvalidVersion:

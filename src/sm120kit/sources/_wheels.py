@@ -16,6 +16,7 @@ from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources import _download, index
 from sm120kit.sources.origin import DEFAULT, Origin
+from sm120kit.sources.resolver import uv_program
 from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
@@ -150,14 +151,12 @@ def unpack_wheels(wheels: Sequence[Path], directory: Path, python: str, machine:
     """
     if directory.is_dir():
         return
-    from uv import find_uv_bin
-
     size = sum(wheel.stat().st_size for wheel in wheels)
     require_disk(directory, UNPACKED_RATIO * size, f"unpacking {len(wheels)} wheels")
     if size > 10**8:
         reporting.info(f"unpacking {len(wheels)} wheels, {size / 1e9:.1f} GB packed")
     with publish_directory(directory) as staging:
-        argv: list[str | Path] = [find_uv_bin(), "pip", "install", "--no-deps", "--no-index", "--offline", "--no-config"]
+        argv: list[str | Path] = [uv_program(), "pip", "install", "--no-deps", "--no-index", "--offline", "--no-config"]
         argv += ["--no-cache", "--no-python-downloads", "--quiet", "--python", sys.executable, "--python-version", python]
         argv += ["--python-platform", f"{machine}-manylinux_2_40"] if machine else []
         process.run([*argv, "--target", staging, *wheels], tied=True)

@@ -7,6 +7,7 @@ lists nor its packages change, and no root is needed. It verifies the signatures
 from __future__ import annotations
 
 import contextlib
+import platform
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -165,10 +166,10 @@ def _releases(suite: str, origin: Origin) -> list[tuple[str, str]]:
 
 
 def _mirror_releases(suite: str, origin: Origin) -> list[tuple[str, str]]:
-    from sm120kit.sources import index_client as http
+    from sm120kit.sources.index_client import connect
 
     releases = []
-    with contextlib.closing(http.connect(origin.settings())) as client:
+    with contextlib.closing(connect(origin.settings())) as client:
         for mirror in origin.debian.mirrors:
             directory = local_directory(mirror)
             for release in (f"{suite}{pocket}" for pocket in _POCKETS):
@@ -221,8 +222,7 @@ def _host_releases() -> list[tuple[str, str]]:
 
 def _os_release() -> dict[str, str]:
     with contextlib.suppress(OSError):
-        lines = Path("/etc/os-release").read_text().splitlines()
-        return {name: value.strip("\"'") for name, _, value in (line.partition("=") for line in lines)}
+        return platform.freedesktop_os_release()
     return {}
 
 
