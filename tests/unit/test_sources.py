@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import bz2
-import contextlib
 import functools
 import gzip
 import hashlib
@@ -28,7 +26,7 @@ import pytest
 from hostile_server import HostileServer, hostile_server
 
 from sm120kit.core import archives, console, reporting, retry
-from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss, Sm120kitError
+from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources import Origin, _archive, _git_urls, checkout_name, fetch, index_client
 from sm120kit.sources import _submodules as upstream_trees
@@ -257,14 +255,6 @@ def test_equal_spellings_of_name_and_version(workspace: Workspace, shelf: Path, 
     assert fetch(put(shelf, metadata(text)), workspace, Origin(str(shelf)))
 
 
-def test_checkout_of_earlier_sm120kit_is_checked(workspace: Workspace, shelf: Path) -> None:
-    pin = put(shelf, metadata("Name: demo\nVersion: 1.1\n"))
-    wrong = workspace.checkouts / checkout_name(pin)
-    _archive.import_sdist(pin, shelf / "demo-1.0.tar.gz", Repository.init(wrong), "refs/heads/base")
-    with pytest.raises(Mismatch):
-        fetch(pin, workspace, Origin(offline=True))
-
-
 @pytest.mark.parametrize(("version", "right"), [("1.0", True), ("1.1", False)])
 def test_commit_of_another_release_is_rejected(workspace: Workspace, tmp_path: Path, version: str, right: bool) -> None:
     repository = Repository.init(tmp_path / "flashinfer.git")
@@ -425,7 +415,7 @@ def test_hash_mismatch_names_both_hashes_and_location(workspace: Workspace, shel
         fetch(pin, workspace, Origin(str(shelf)))
     for part in ("1" * 64, real.sha256, (shelf / "demo-1.0.tar.gz").as_uri()):
         assert part in error.value.message
-    assert left_behind(workspace) == []
+    assert error.value.hint and left_behind(workspace) == []
 
 
 def test_offline_hint_names_directory(workspace: Workspace, shelf: Path) -> None:
@@ -922,46 +912,17 @@ def test_impossible_lengths(length: str) -> None:
     assert not index_client.content_length(response) and not index_client.whole_length(response)
 
 
-def test_password_of_a_mirror_is_in_no_command_line(workspace: Workspace, tmp_path: Path) -> None:
-    """While git waits for the server, every user of the machine can read its command line, and that of its children."""
-    commit = bare_repository(tmp_path / "outer.git")
-    git(tmp_path / "outer.git", "update-server-info")
-    requests, lines = [], []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
-            requests.append(self.headers.get("Authorization"))
-            for process in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    lines.append(process.read_text(errors="replace"))
-            if requests[-1]:
-                super().do_GET()
-            else:
-                self.send_response(401)
-                self.send_header("WWW-Authenticate", 'Basic realm="mirror"')
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(tmp_path))) as server:
-        threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01)).start()
-        mirror = f"http://someone:hunter2xyz%40@127.0.0.1:{server.server_port}"
-        checkout = fetch(GitPin("outer", "https://git.invalid/outer.git", commit, "1.0"), workspace, Origin(mirror))
-        server.shutdown()
-    assert Repository(checkout.repository).tree_of(checkout.commit) == Repository(tmp_path / "outer.git").tree_of(commit)
-    assert requests[-1] == f"Basic {base64.b64encode(b'someone:hunter2xyz@').decode()}"
-    assert any("outer.git" in line for line in lines) and not any("hunter2xyz" in line for line in lines)
-
-
-def test_credentials_of_a_url_are_added_to_the_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CONFIG_COUNT", "3")
-    bare, variables = _git_urls.without_credentials("https://token@git.invalid:8443/a/b")
-    assert bare == "https://git.invalid:8443/a/b" and variables["SM120KIT_GIT_USER"] == "token"
-    assert variables["GIT_CONFIG_COUNT"] == "5" and {"GIT_CONFIG_KEY_3", "GIT_CONFIG_VALUE_4"} <= variables.keys()
-
-
-@pytest.mark.parametrize("url", ["https://git.invalid/a@b", "ssh://git@git.invalid/a", "git@git.invalid:a", "/srv/a@b"])
-def test_url_without_credentials_for_http(url: str) -> None:
-    assert _git_urls.without_credentials(url) == (url, {})
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://token@git.invalid:8443/a/b", "https://git.invalid:8443/a/b"),
+        ("http://user:p@ss@git.invalid/a@b", "http://git.invalid/a@b"),
+        *((url, url) for url in ("https://git.invalid/a@b", "ssh://git@git.invalid/a", "git@git.invalid:a", "/srv/a@b")),
+    ],
+)
+def test_credentials_of_a_url_are_in_no_command_line(url: str, shown: str) -> None:
+    """Every user of the machine can read git's command line, and that of its children."""
+    assert _git_urls.without_credentials(url) == shown
 
 
 HOSTILE_URLS = [
@@ -1118,10 +1079,3 @@ def test_transports_of_plain_urls(url: str, transport: str) -> None:
 )
 def test_relative_submodule_urls(parent: str, url: str, absolute: str) -> None:
     assert _resolve(parent, url) == absolute
-
-
-def test_hash_mismatch_has_a_hint(workspace: Workspace, shelf: Path) -> None:
-    put(shelf)
-    with pytest.raises(Sm120kitError) as error:
-        fetch(pin_of(b"other"), workspace, Origin(str(shelf)))
-    assert error.value.hint

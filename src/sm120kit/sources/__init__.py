@@ -151,7 +151,6 @@ def _checkout(pin: Pin, target: Path) -> Checkout | None:
     log = repository.git("log", "-1", "--format=%H %T", BASE, "--", check=False)
     if log.returncode != 0:
         return None
-    _identity.require_identity(pin, repository, BASE)  # earlier versions of sm120kit did not check it
     mark_used(target)
     return Checkout(pin, target, *log.stdout.split())
 

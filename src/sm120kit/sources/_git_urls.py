@@ -6,13 +6,11 @@ Recipes and ``.gitmodules`` are not trusted, so a URL must have one of a few pla
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from sm120kit.core.errors import NotTrusted
-from sm120kit.core.outside import integer
 from sm120kit.core.urls import redacted
 
 REMOTE = ("https", "ssh")
@@ -40,37 +38,9 @@ def transport_of(url: str) -> str:
     return ""
 
 
-def without_credentials(url: str) -> tuple[str, dict[str, str]]:
-    """A URL for git's command line, which every user can read, and the variables by which git gets its name and password.
-
-    The variables name a credential helper for the host of the URL in place of the user's.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or "@" not in parts.netloc:
-        return url, {}
-    user, _, host = parts.netloc.rpartition("@")
-    name, _, password = user.partition(":")
-    key, first = f"credential.{parts.scheme}://{host}.helper", _settings_in_environment()
-    return parts._replace(netloc=host).geturl(), {
-        "GIT_CONFIG_COUNT": str(first + 2),
-        f"GIT_CONFIG_KEY_{first}": key,
-        f"GIT_CONFIG_VALUE_{first}": "",  # an empty value removes all helpers before it
-        f"GIT_CONFIG_KEY_{first + 1}": key,
-        f"GIT_CONFIG_VALUE_{first + 1}": _HELPER,
-        "SM120KIT_GIT_USER": unquote(name),
-        "SM120KIT_GIT_PASSWORD": unquote(password),
-    }
-
-
-_HELPER = """!printf 'username=%s\\npassword=%s\\n' "$SM120KIT_GIT_USER" "$SM120KIT_GIT_PASSWORD"; :"""
-"""Run by ``sh``, of which ``printf`` is a part: the values are in no command line. git adds an argument, which ``:`` takes."""
-
-
-def _settings_in_environment() -> int:
-    try:
-        return integer(os.environ.get("GIT_CONFIG_COUNT") or "0")
-    except ValueError:
-        return 0
+def without_credentials(url: str) -> str:
+    """An http(s) URL for git's command line, which every user can read: git's credential helper has the name and password."""
+    return re.sub(r"^(https?://)[^/?#]*@", r"\1", url)
 
 
 def require_allowed(url: str, transports: Collection[str], subject: str) -> None:

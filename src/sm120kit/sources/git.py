@@ -154,8 +154,8 @@ class Repository:
     ) -> Completed:
         """Fetch refs of another repository into this one, without its tags. See :meth:`git`; ``options`` are git fetch's."""
         quiet = ("--quiet", "--no-tags", "--no-write-fetch-head")
-        url, env = without_credentials(str(source)) if network else (source, {})
-        return self.git("fetch", *quiet, *options, "--", url, *refspecs, env=env, check=check, network=network, tied=network)
+        url = without_credentials(str(source)) if network else source
+        return self.git("fetch", *quiet, *options, "--", url, *refspecs, check=check, network=network, tied=network)
 
     def tree_of(self, commit: str) -> str:
         """The tree id of a commit."""
