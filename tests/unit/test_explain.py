@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -31,7 +30,7 @@ from sm120kit.hosts import log_rules
 from sm120kit.hosts.log_rules import Kind, Rule, _lines, _options, _scan, inputs
 from sm120kit.hosts.log_rules._explanation import Versions
 from sm120kit.hosts.log_rules._rule import Remedy
-from sm120kit.hosts.log_rules.issue import issue_text, search_address
+from sm120kit.hosts.log_rules.issue import search_address
 
 RULES = log_rules.rules()
 VLLM = "vLLM API server version 0.33.0"
@@ -606,34 +605,7 @@ def test_several_logs(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["explain"]).exit_code == 2
 
 
-TRACE = ["Traceback (most recent call last):", EXTENSION, NO_KERNEL]
 UNKNOWN = "RuntimeError: the flux is broken at /home/jane/x.py"
-
-
-def as_docker(line: str) -> str:
-    return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-07-22T08:14:55.123Z"})
-
-
-def as_journal(line: str) -> str:
-    return json.dumps({"_HOSTNAME": "janes-box", "_CMDLINE": "vllm serve --api-key s3cret", "MESSAGE": line})
-
-
-def as_journal_bytes(line: str) -> str:
-    return json.dumps({"_HOSTNAME": "janes-box", "MESSAGE": list(line.encode())})
-
-
-@pytest.mark.parametrize("form", [as_docker, as_journal, as_journal_bytes], ids=lambda form: form.__name__)
-def test_messages_of_json_lines(form: Callable[[str], str]) -> None:
-    (match,) = explain("\n".join(map(form, TRACE)) + "\n").found
-    assert match.rule.id == "extension-no-kernel" and match.line == NO_KERNEL and match.number == 3
-    result = explain(form(UNKNOWN) + "\n")
-    assert [error.line for error in result.errors] == [UNKNOWN]
-    assert "janes-box" not in issue_text(result) and "s3cret" not in issue_text(result)
-
-
-@pytest.mark.parametrize("line", ['{"log": 3}', "{", '{"a": "RuntimeError: x"}', "[1]", '{"MESSAGE": [300]}', "{" * 5000])
-def test_other_json_is_a_line(line: str) -> None:
-    assert explain(line + "\nend\n").lines == 2
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Set
 from dataclasses import dataclass
@@ -121,24 +120,6 @@ ENGINES = {engine.name: frozenset(engine.log.words) for engine in all_engines()}
 _ALL = (FRAME, RAISED, ERROR, KEY, DOUBTFUL, NOISE, STARTED, ANSWERED, ACCESS, *VERSIONS.values())
 TEXTS = frozenset().union(*(expression.texts for expression in _ALL))
 """All strings of these expressions."""
-
-
-def message(line: bytes) -> bytes:
-    """The message of a JSON object that Docker, journalctl or a program with structured logs wrote; other lines as they are.
-
-    Docker's files have it in ``log``, ``journalctl -o json`` in ``MESSAGE``, which is a list of bytes if it is not printable.
-    """
-    try:
-        table = json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-    for name in ("log", "MESSAGE", "message", "msg"):
-        match table.get(name) if isinstance(table, dict) else None:
-            case str(text):
-                return " ".join(text.encode(errors="replace").decode().split("\n")).rstrip().encode()
-            case list(numbers) if all(isinstance(number, int) and 0 <= number < 256 for number in numbers):
-                return bytes(numbers).replace(b"\n", b" ")
-    return line
 
 
 def without_prefix(line: bytes) -> bytes:

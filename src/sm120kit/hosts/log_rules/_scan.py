@@ -163,8 +163,6 @@ class _LogScan:
         if b"\x1b" in block or b"\x08" in block:
             block = _lines.TERMINAL.sub(b"", block)
         lines = (block + b"\n").splitlines()
-        if block.startswith(b"{") or b"\n{" in block:
-            lines = [_lines.message(line) if line.startswith(b"{") else line for line in lines]
         for line, texts in zip(lines, self._index.of_lines(lines), strict=True):
             self._number += 1
             if not line.strip():
