@@ -31,6 +31,7 @@ from sm120kit.hosts.doctor._findings import (
     Scope,
     Status,
     as_information,
+    in_order,
     not_applicable,
     only_sm12x,
     out_of_scope,
@@ -58,7 +59,7 @@ __all__ = [
 ]
 
 TOPICS = (_gpus, _kernel_log, _machine, _pcie, _linux, _p2p, _collectives, _containers, _unified)
-CHECKS: tuple[HostCheck, ...] = tuple(check for topic in TOPICS for check in topic.CHECKS)
+CHECKS = in_order(check for topic in TOPICS for check in vars(topic).values() if isinstance(check, HostCheck))
 
 
 def checks_for(configuration: Configuration) -> tuple[HostCheck, ...]:

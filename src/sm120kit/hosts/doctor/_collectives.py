@@ -6,7 +6,6 @@ from sm120kit.hosts.doctor import _linux, _p2p, _pcie
 from sm120kit.hosts.doctor import _peers as peers
 from sm120kit.hosts.doctor._findings import (
     Diagnosis,
-    HostCheck,
     Impact,
     Status,
     check,
@@ -142,6 +141,3 @@ def pcie_ipc(host: Host) -> Diagnosis:
     if hidden:
         return unknown(f"{' and '.join(hidden)} unknown", "sudo sm120kit doctor; sm120kit tune CONFIG measures it")
     return ok("P2P is granted, and neither IOMMU nor ACS redirects it; sm120kit tune CONFIG measures it")
-
-
-CHECKS: tuple[HostCheck, ...] = (preload, p2p_level, p2p_disable, pcie_ipc, turin_graph, allocator, peer_cache)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, check, not_applicable, ok, problem, unknown
+from sm120kit.hosts.doctor._findings import Diagnosis, Impact, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 
 SHM_FLOOR = 8 << 30
@@ -73,6 +73,3 @@ def left_behind(host: Host) -> Diagnosis:
             fix=f"docker stop {' '.join(orphan.name for orphan in orphans)}",
         )
     return ok(f"{len(host.launched) or 'no'} containers of sm120kit serve")
-
-
-CHECKS: tuple[HostCheck, ...] = (toolkit, left_behind, shm, ulimits, compat)

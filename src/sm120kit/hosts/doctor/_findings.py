@@ -115,6 +115,11 @@ def check(name: str) -> Callable[[Callable[[Host], Diagnosis]], HostCheck]:
     return lambda diagnose: HostCheck(name, table["title"], scope, table["source"], diagnose, generic)
 
 
+def in_order(checks: Iterable[HostCheck]) -> tuple[HostCheck, ...]:
+    """Checks in the order of ``checks.toml``."""
+    return tuple(sorted(checks, key=lambda check: list(_CHECKS).index(check.name)))
+
+
 def ok(fact: str) -> Diagnosis:
     """The expected condition holds."""
     return Diagnosis(Status.OK, fact)

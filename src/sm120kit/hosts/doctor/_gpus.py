@@ -7,7 +7,6 @@ from collections import Counter
 
 from sm120kit.hosts.doctor._findings import (
     Diagnosis,
-    HostCheck,
     Impact,
     by_device,
     check,
@@ -148,6 +147,3 @@ def processes(host: Host) -> Diagnosis:
     if busy:
         return problem("processes", Impact.MINOR, f"compute processes: {by_device(busy)}")
     return ok("no compute processes")
-
-
-CHECKS: tuple[HostCheck, ...] = (gpu, driver, open_module, power_limit, persistence, power_brake, temperature, processes)

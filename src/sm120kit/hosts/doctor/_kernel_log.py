@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, check, ok, problem, unknown
+from sm120kit.hosts.doctor._findings import Diagnosis, Impact, check, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 from sm120kit.hosts.log_rules import explain
 
@@ -27,6 +27,3 @@ def kernel_log(host: Host) -> Diagnosis:
                 fix=" ".join(match.fixes),
             )
     return ok("no known error")
-
-
-CHECKS: tuple[HostCheck, ...] = (kernel_log,)

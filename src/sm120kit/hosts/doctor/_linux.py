@@ -6,7 +6,6 @@ import re
 
 from sm120kit.hosts.doctor._findings import (
     Diagnosis,
-    HostCheck,
     HostRemedy,
     Impact,
     as_information,
@@ -83,6 +82,3 @@ def aspm(host: Host) -> Diagnosis:
     if "[performance]" in (host.aspm_policy or ""):
         return ok("the kernel's ASPM policy is performance")
     return unknown("the link control registers are not readable", "sudo sm120kit doctor, or sudo lspci -vv | grep LnkCtl:")
-
-
-CHECKS: tuple[HostCheck, ...] = (iommu, hmm, aspm)

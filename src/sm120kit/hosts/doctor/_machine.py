@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, check, not_applicable, ok, problem, unknown
+from sm120kit.hosts.doctor._findings import Diagnosis, Impact, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.doctor._peers import p2p_unused
 from sm120kit.hosts.facts import Host
 
@@ -59,6 +59,3 @@ def zfs(host: Host) -> Diagnosis:
     if mount_points:
         return problem("zfs", Impact.MINOR, f"ZFS at {', '.join(mount_points)}")
     return ok("no ZFS")
-
-
-CHECKS: tuple[HostCheck, ...] = (wsl2, virtual_machine, numa, governor, zfs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sm120kit.hosts.doctor import _gpus
-from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, check, not_applicable, ok, problem, unknown
+from sm120kit.hosts.doctor._findings import Diagnosis, Impact, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 from sm120kit.hosts.facts._fact_records import SWITCHED
 
@@ -115,6 +115,3 @@ def p2p_check(host: Host) -> Diagnosis:
     if host.environment.get("VLLM_SKIP_P2P_CHECK") != "0":
         return problem("p2p-check", Impact.MINOR, "the driver permits P2P on GeForce, and VLLM_SKIP_P2P_CHECK is not 0")
     return ok("VLLM_SKIP_P2P_CHECK=0")
-
-
-CHECKS: tuple[HostCheck, ...] = (grant, force_p2p, static_bar1, p2p_check)

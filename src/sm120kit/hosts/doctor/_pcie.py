@@ -6,7 +6,6 @@ from collections import Counter
 
 from sm120kit.hosts.doctor._findings import (
     Diagnosis,
-    HostCheck,
     HostRemedy,
     Impact,
     as_information,
@@ -190,6 +189,3 @@ def topology(host: Host) -> Diagnosis:
 def _contradictory(pair: GpuPair) -> bool:
     """Whether nvidia-smi reports another class than sysfs. NVLink (``NV18``) is not visible in sysfs."""
     return bool(pair.smi) and pair.kind != pair.smi and not str(pair.smi).startswith("NV")
-
-
-CHECKS: tuple[HostCheck, ...] = (acs, bar1, link_width, link_speed, aer, topology)

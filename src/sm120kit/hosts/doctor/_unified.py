@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm120kit.hosts.doctor._findings import Diagnosis, HostCheck, Impact, check, ok, problem, unknown
+from sm120kit.hosts.doctor._findings import Diagnosis, Impact, check, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 
 FREE_SHARE, SCARCE_SHARE = 0.9, 0.7
@@ -40,6 +40,3 @@ def kernel(host: Host) -> Diagnosis:
     if host.kernel.startswith(WITHOUT_CONTIGUOUS_MEMORY):
         return problem("unified-kernel", Impact.MINOR, f"Linux {host.kernel}")
     return ok(f"Linux {host.kernel}")
-
-
-CHECKS: tuple[HostCheck, ...] = (headroom, guard, kernel)
