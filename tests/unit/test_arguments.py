@@ -263,7 +263,9 @@ def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: 
         "sglang/srt/models/deep/a.py": "EntryClass = [AForCausalLM, ANextN]",
         "sglang/srt/models/b.py": "EntryClass = B",
         "sglang/srt/layers/quantization/__init__.py": "BASE_QUANTIZATION_METHODS: dict = {'fp8': C}",
-        "sglang/srt/configs/model_config.py": "def _config_draft_model(c):\n  if c.x == 'B':\n    c.x = 'BNextN'",
+        "sglang/srt/configs/model_config.py": "def _config_draft_model(c):\n  if c.x == 'B':\n    c.x = 'BNextN'\n"
+        "SWA_SINK_ARCHS = frozenset({'Sink'})\nMIMO_V2_MODEL_ARCHS = ('Mimo',)\n"
+        "def is_hybrid_swa_model(c):\n  return c in {'Swa', 'SwaMTP', *SWA_SINK_ARCHS} or c.kind == 'sliding'",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -280,6 +282,7 @@ def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: 
         "architectures": ["AForCausalLM", "B"],
         "mtp": ["B"],
         "quantizations": ["fp8", "mxfp4"],
+        "windows": ["Mimo", "Sink", "Swa"],
     }
 
 

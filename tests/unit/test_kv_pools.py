@@ -55,6 +55,15 @@ def test_what_the_record_does_not_have_is_unknown() -> None:
     assert other.verdict[0] is None and "OtherForCausalLM" in other.why_no_kv
 
 
+def test_only_classes_that_sglang_lists_have_a_pool_of_windows() -> None:
+    text = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "head_dim": 64, "sliding_window": 128}
+    kept = {
+        name: fit({"argv": [], "config": text | {"architectures": [name]}}).kv_bytes_per_token
+        for name in ("MellumForCausalLM", "MistralForCausalLM")
+    }
+    assert kept == {"MellumForCausalLM": 820, "MistralForCausalLM": 1024}
+
+
 @pytest.mark.parametrize(
     ("quantization", "element"),
     [

@@ -184,7 +184,8 @@ class Engine:
         """What its Python files name, without importing them: ``package`` is the directory of its wheel's content.
 
         ``architectures`` are classes that generate text, ``mtp`` the types and classes of models whose MTP layers it drafts
-        with, ``quantizations``, ``reasoning`` and ``tools`` the values of options.
+        with, ``quantizations``, ``reasoning`` and ``tools`` the values of options, ``templates`` files of chat templates, and
+        ``windows`` classes whose layers with a window have a pool of their own.
         """
         return {}
 
@@ -306,10 +307,15 @@ def texts(node: ast.AST | None) -> Iterator[str]:
             yield each.value
 
 
-def tested_texts(file: Path, function: str) -> Iterator[str]:
+def function(file: Path, name: str) -> ast.FunctionDef | None:
+    """The function of a name in a Python file."""
+    found = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.FunctionDef) and node.name == name)
+    return next(found, None)
+
+
+def tested_texts(file: Path, name: str) -> Iterator[str]:
     """The texts that conditions in a function compare with."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            for each in ast.walk(node):
-                if isinstance(each, ast.If):
-                    yield from texts(each.test)
+    node = function(file, name)
+    for each in ast.walk(node) if node else ():
+        if isinstance(each, ast.If):
+            yield from texts(each.test)

@@ -21,6 +21,7 @@ from sm120kit.engines.engine import (
     Node,
     adapter,
     assigned,
+    function,
     tested_texts,
     texts,
 )
@@ -84,11 +85,17 @@ class Sglang(Engine):
         ]
         layers = package / "sglang/srt/layers/quantization/__init__.py"
         methods = [*texts(assigned(layers, "BASE_QUANTIZATION_METHODS"))]
-        drafts = tested_texts(package / "sglang/srt/configs/model_config.py", "_config_draft_model")
+        configs = package / "sglang/srt/configs/model_config.py"
+        drafts = tested_texts(configs, "_config_draft_model")
+        windows = [
+            *texts(function(configs, "is_hybrid_swa_model")),
+            *(name for constant in ("SWA_SINK_ARCHS", "MIMO_V2_MODEL_ARCHS") for name in texts(assigned(configs, constant))),
+        ]
         return {
             "architectures": sorted({name for name in classes if _GENERATES.search(name)}),
             "mtp": sorted(set(drafts)),
             "quantizations": sorted({*methods, "mxfp4"}),
+            "windows": sorted({name for name in windows if _GENERATES.search(name) and name[:1].isupper()}),
         }
 
     def model_arguments(self, model: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ SGLang 0.5.23, srt/model_executor/pool_configurator.py, srt/mem_cache/kv_cache_c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sm120kit.serving.kv_cache import KvCache, Vectors
@@ -17,17 +17,6 @@ SPARSE = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausal
 """Classes with sparse MLA whose memory is known."""
 SCALED = ("GlmMoeDsaForCausalLM",)
 """Of these, those that keep scales beside FP8 on SM12x; others select TRT-LLM's layout, without scales."""
-WINDOWED = (
-    "Gemma4ForCausalLM",
-    "Gemma4ForConditionalGeneration",
-    "GptOssForCausalLM",
-    "Llama4ForConditionalGeneration",
-    "MiMoV2FlashForCausalLM",
-    "MiMoV2ForCausalLM",
-    "Step3p5ForCausalLM",
-    "Step3p7ForConditionalGeneration",
-)
-"""Classes with a pool of windows (srt/configs/model_config.py); others keep all tokens in layers with a window."""
 V4 = ("DeepseekV4ForCausalLM", "DeepseekV41ForCausalLM")
 TYPES = {"auto": 1, "fp8_e4m3": 1, "bf16": 2, "bfloat16": 2}
 """Bytes of an element of sparse MLA by ``--kv-cache-dtype``, whose default is FP8 whatever the checkpoint's."""
@@ -37,17 +26,22 @@ REQUESTS, SHARE = 256, 0.1
 """Requests at a time of DeepSeek-V4, and tokens of its windows over all, unless options set them; V4.1 has no such share."""
 
 
-def pooled(cache: KvCache, architectures: tuple[str, ...], kind: str) -> tuple[KvCache | None, str]:
+def pooled(
+    cache: KvCache, architectures: tuple[str, ...], kind: str, windowed: Sequence[str] | None
+) -> tuple[KvCache | None, str]:
     """The cache of a model in SGLang whose cache in vLLM is known, or the reason why it is unknown.
 
-    ``kind`` is the value of ``--kv-cache-dtype``, "auto" without one.
+    ``kind`` is the value of ``--kv-cache-dtype``, "auto" without one. ``windowed`` are the classes with a pool of windows, None
+    if they are not recorded; others keep all tokens in layers with a window.
     """
     name = next(iter(architectures), "a model without a class")
     sparse = is_sparse(cache)
     if (is_deepseek_v4(cache) and name not in V4) or (sparse and name not in SPARSE):
         return None, f"the pools of SGLang for {name[:80]} are not known"
     if not sparse:
-        whole = name not in WINDOWED + V4
+        if windowed is None and name not in V4 and any(each.window and not each.ring for each, _ in cache.vectors):
+            return None, f"whether this version of SGLang has a pool of windows for {name[:80]} is not recorded"
+        whole = name not in (*(windowed or ()), *V4)
         return replace(cache, vectors=tuple(_whole(cache))) if whole else cache, ""
     if kind not in TYPES:
         return None, f"SGLang has no sparse attention with a cache of {kind[:40]}"

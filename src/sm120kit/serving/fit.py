@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
 from sm120kit.core.outside import number, parse_json
+from sm120kit.engines import parser
 from sm120kit.images.backends import model_path, recorded_config
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.recipes import configurations
@@ -346,7 +347,9 @@ def _pooled(configuration: Configuration, cache: KvCache, architectures: tuple[s
         return None, "the pools of SGLang for DeepSeek-V4 with speculation or a pipeline are not known"
     if _kv_pools.is_sparse(cache) and configuration.option("--dsa-prefill-backend", "--dsa-decode-backend"):
         return None, "SGLang's layout of sparse attention differs by --dsa-prefill-backend and --dsa-decode-backend"
-    return _kv_pools.pooled(cache, architectures, configuration.option_for("kv_type") or "auto")
+    record = parser.load(configuration.engine)
+    windowed = record.models.get("windows") if record else None
+    return _kv_pools.pooled(cache, architectures, configuration.option_for("kv_type") or "auto", windowed)
 
 
 def _kv_sizes(configuration: Configuration, cache: KvCache, element: float, memory: int | None) -> tuple[int, int, float]:
