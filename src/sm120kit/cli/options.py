@@ -30,7 +30,6 @@ from sm120kit.core.urls import Endpoint
 from sm120kit.core.workspace import Workspace
 
 if TYPE_CHECKING:
-    from sm120kit.core.urls import Endpoint
     from sm120kit.images.attestation import Signer
     from sm120kit.images.published_images import Source
     from sm120kit.sources.run_options import Options as RunOptions
