@@ -485,6 +485,7 @@ def small_server(engine: SmallEngine, tokenizer: Any, context: int = 2048, owner
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else each event of a stream waits 40 ms for the acknowledgement of the one before
 
         def log_message(self, *args: object) -> None:
             pass
