@@ -1,15 +1,18 @@
 """Measure an all-reduce between the GPUs of this machine, in the image of an engine: sums, CUDA graphs, times.
 
 ``python3 allreduce.py REQUEST``, where REQUEST is JSON: ``method`` (``nccl`` or ``pcie-ipc``), ``world`` GPUs, ``hidden``
-size, ``rows`` of the messages, ``dtype``, ``setup_seconds`` and ``step_seconds``. Prints a line of JSON for each number of
-rows, one for a sequence of calls, and one with ``end``: ``finished``, or ``stalled`` or ``died`` with the rank that is behind
-and its step. No step may take longer than its limit: a kernel that waits for a rank that does not call waits for ever.
+size, ``rows`` of the messages, ``dtype``, ``setup_seconds`` and ``step_seconds``; of tests also ``tune``, ``beside`` and
+``cache``. Prints a line of JSON for each number of rows, one for a sequence of calls, and one with ``end``: ``finished``, or
+``stalled`` or ``died`` with the rank that is behind and its step. No step may take longer than its limit: a kernel that waits
+for a rank that does not call waits for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -18,21 +21,23 @@ INPUTS = 20
 """Random inputs of each number of rows, eager and again in a replayed CUDA graph."""
 CALLS, REPLAYS = 20, 20
 """Calls in a timed graph, and its timed replays."""
-SEQUENCE, SLEEP_CYCLES = 300, 60_000
+SEQUENCE, SLEEP_CYCLES = 200, 60_000
 """Calls of all sizes in random order without a wait between them, and the longest pause of a rank before one, in GPU cycles."""
+ALONE, BESIDE = 10, 200
+"""Replays of the sequence, alone and while another process uses each GPU, which suspends a rank amid a call."""
 ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Unit roundoff of a sum that is stored in this type, for significands of 8 and 11 bits."""
 
 
 def nccl(request, group, cpu_group):
-    """The engine's default: NCCL in place."""
+    """NCCL in place."""
     import torch.distributed as dist
 
     def reduce(tensor):
         dist.all_reduce(tensor, group=group)
         return tensor
 
-    return reduce, lambda: None
+    return reduce, contextlib.nullcontext
 
 
 def pcie_ipc(request, group, cpu_group):
@@ -46,15 +51,21 @@ def pcie_ipc(request, group, cpu_group):
         group=group, max_numel=rows[-1] * hidden, dtype=dtype, tune_batches=rows, tune_cache=request.get("cache")
     )
     workspace.rebind_stream()
-    workspace.tune([hidden], dtype=dtype, tune_group=cpu_group)
+    if request.get("tune", True):
+        workspace.tune([hidden], dtype=dtype, tune_group=cpu_group)
     workspace.prepare([(count, hidden) for count in rows], dtype=dtype)
 
-    def rebind():
+    @contextlib.contextmanager
+    def on_another_stream():
+        torch.cuda.synchronize()
+        workspace.rebind_stream()
+        yield
         torch.cuda.synchronize()
         workspace.rebind_stream()
 
-    rebind()
-    return workspace.all_reduce, rebind
+    with on_another_stream():
+        pass
+    return workspace.all_reduce, on_another_stream
 
 
 METHODS = {"nccl": nccl, "pcie-ipc": pcie_ipc}
@@ -84,20 +95,22 @@ class Progress:
 def steps_of(request):
     """The names of the steps, in their order."""
     each = (f"{kind} of {rows} rows" for rows in request["rows"] for kind in ("sums", "graph", "time"))
-    return ["start", "set up", *each, "sequence", "end"]
+    return ["start", "set up", *each, "sequence", "sequence beside another process", "end"]
 
 
-def measure(rank, request, init, results, progress):
+def measure(rank, request, init, results, progress, beside):
     """One rank: every step, with the number of wrong sums as this rank sees them."""
     import torch
     import torch.distributed as dist
 
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
     progress.enter(rank, "set up")
-    dist.init_process_group("nccl", init_method=f"file://{init}", rank=rank, world_size=request["world"], device_id=device)
+    # Ranks that share a GPU, for tests: it runs them in turns. NCCL refuses them.
+    backend, own = ("nccl", device) if request["world"] <= torch.cuda.device_count() else ("gloo", None)
+    dist.init_process_group(backend, init_method=f"file://{init}", rank=rank, world_size=request["world"], device_id=own)
     cpu_group = dist.new_group(backend="gloo")
-    launch, rebind = METHODS[request["method"]](request, dist.group.WORLD, cpu_group)
+    launch, capturing = METHODS[request["method"]](request, dist.group.WORLD, cpu_group)
     dtype = getattr(torch, request["dtype"])
 
     def reduce(tensor):
@@ -109,12 +122,15 @@ def measure(rank, request, init, results, progress):
         generator = torch.Generator(device).manual_seed(1000 * number + rank)
         return torch.randn(rows, request["hidden"], device=device, generator=generator).to(dtype)
 
-    def error(tensor, result):
-        """The largest error over its bound: a rounding of each addition, of at most the sum of the magnitudes."""
+    def expected(tensor):
+        """The sum in fp32, and a bound of the error: a rounding of each addition, of at most the sum of the magnitudes."""
         want, size = tensor.float(), tensor.float().abs()
         dist.all_reduce(want)
         dist.all_reduce(size)
-        bound = ROUNDOFF[request["dtype"]] * request["world"] * size + 1e-30
+        return want, ROUNDOFF[request["dtype"]] * request["world"] * size + 1e-30
+
+    def error(tensor, result):
+        want, bound = expected(tensor)
         return torch.nan_to_num((result.float() - want).abs() / bound, nan=float("inf"))
 
     def judged(errors):
@@ -125,16 +141,15 @@ def measure(rank, request, init, results, progress):
         found = [judged(error(tensor, reduce(tensor.clone()))) for tensor in (given(rows, seed) for seed in range(INPUTS))]
         torch.cuda.synchronize()
         progress.enter(rank, f"graph of {rows} rows")
-        graph, static, out = captured(reduce, rebind, given(rows, 0), 1)
+        graph, static, out = captured(reduce, capturing, given(rows, 0), 1)
         replayed = []
         for seed in range(INPUTS):
             tensor = given(rows, 100 + seed)
             static.copy_(tensor)
             graph.replay()
             replayed.append(judged(error(tensor, out)))
-        rebind()
         progress.enter(rank, f"time of {rows} rows")
-        timed, _, _ = captured(reduce, rebind, given(rows, 0) / 1e4, CALLS)
+        timed, _, _ = captured(reduce, capturing, given(rows, 0) / 1e4, CALLS)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         timed.replay()
         torch.cuda.synchronize()
@@ -144,7 +159,6 @@ def measure(rank, request, init, results, progress):
             timed.replay()
         end.record()
         torch.cuda.synchronize()
-        rebind()
         results.put(
             {
                 "rank": rank,
@@ -157,7 +171,23 @@ def measure(rank, request, init, results, progress):
         )
         dist.barrier(group=cpu_group)
     progress.enter(rank, "sequence")
-    results.put({"rank": rank, **in_sequence(rank, request["rows"], given, reduce, error)})
+    inputs = [given(random.Random(number).choice(request["rows"]), 1000 + number) for number in range(SEQUENCE)]
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    sequence = in_sequence(inputs, [expected(tensor) for tensor in inputs], reduce, capturing, wrong, random.Random(rank))
+
+    def replay(times):
+        for _ in range(times):
+            sequence.replay()
+            torch.cuda.synchronize()
+            progress.calls[rank] += SEQUENCE
+
+    replay(ALONE)
+    progress.enter(rank, "sequence beside another process")
+    beside.busy.set()
+    while not all(beside.launches):
+        time.sleep(0.01)
+    replay(request.get("beside", BESIDE))
+    results.put({"rank": rank, "sequence": progress.calls[rank], "wrong": int(wrong), "worst": 0.0})
     progress.enter(rank, "end")
     torch.cuda.synchronize()
     results.close()
@@ -165,44 +195,68 @@ def measure(rank, request, init, results, progress):
     os._exit(0)  # without the clean-up of libraries, which may be collective
 
 
-def in_sequence(rank, sizes, given, reduce, error):
-    """Wrong sums of calls that follow each other at once, while each rank pauses at random: a rank may be a call ahead."""
-    import random
-
+def in_sequence(inputs, expected, reduce, capturing, wrong, pauses):
+    """A CUDA graph of calls that follow each other at once, while each rank pauses at random, and adds its wrong sums."""
     import torch
 
-    order, pauses = random.Random(0), random.Random(rank)
-    inputs = [given(order.choice(sizes), 1000 + number) for number in range(SEQUENCE)]
-    torch.cuda.synchronize()
-    outputs = []
-    for tensor in inputs:
-        if pauses.random() < 0.5:
-            torch.cuda._sleep(pauses.randrange(SLEEP_CYCLES))
-        outputs.append(reduce(tensor.clone()))
-    torch.cuda.synchronize()
-    errors = [error(tensor, output) for tensor, output in zip(inputs, outputs, strict=True)]
-    return {
-        "sequence": SEQUENCE,
-        "wrong": sum(int((each > 1).sum()) for each in errors),
-        "worst": max(float(each.max()) for each in errors),
-    }
+    def calls():
+        outputs = []
+        for tensor in inputs:
+            if pauses.random() < 0.2:
+                torch.cuda._sleep(pauses.randrange(SLEEP_CYCLES))
+            outputs.append(reduce(tensor.clone()))
+        for output, (want, bound) in zip(outputs, expected, strict=True):
+            wrong.add_((~((output.float() - want).abs() <= bound)).sum())  # also of NaN
+
+    return graph_of(calls, capturing)[0]
 
 
-def captured(reduce, rebind, static, calls):
-    """A CUDA graph of ``calls`` calls on a stream of its own, with its input and its last output."""
-    import torch
-
-    torch.cuda.synchronize()
-    rebind()
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
+def captured(reduce, capturing, static, calls):
+    """A CUDA graph of ``calls`` calls, with its input and its last output."""
     held = static.clone()
-    with torch.cuda.graph(graph, stream=stream):
+
+    def repeated():
         for _ in range(calls):
             out = reduce(held.clone() if calls == 1 else held)
-    torch.cuda.synchronize()
-    rebind()
+        return out
+
+    graph, out = graph_of(repeated, capturing)
     return graph, held, out
+
+
+def graph_of(calls, capturing):
+    """A CUDA graph of what a function launches, on a stream of its own, and what it returns."""
+    import torch
+
+    torch.cuda.synchronize()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with capturing(), torch.cuda.graph(graph, stream=stream):
+        out = calls()
+    torch.cuda.synchronize()
+    return graph, out
+
+
+class Beside:
+    """Whether a process beside each rank is to use its GPU, and how often it has."""
+
+    def __init__(self, context, world):
+        self.busy, self.launches = context.Event(), context.Array("q", world)
+
+
+def use_gpu(rank, beside):
+    """Multiply matrices on a rank's GPU without a pause. The GPU runs the processes in turns, so that each is suspended."""
+    import torch
+
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    matrix = torch.randn(2048, 2048, device="cuda")
+    torch.cuda.synchronize()
+    beside.busy.wait()
+    while True:
+        for _ in range(10):
+            torch.mm(matrix, matrix)
+        torch.cuda.synchronize()
+        beside.launches[rank] += 1
 
 
 def run(request):
@@ -212,19 +266,21 @@ def run(request):
     context = multiprocessing.get_context("spawn")
     progress, results = Progress(context, request["world"], steps_of(request)), context.Queue()
     with tempfile.TemporaryDirectory() as directory:
-        arguments = (request, f"{directory}/init", results, progress)
+        beside = Beside(context, request["world"])
+        arguments = (request, f"{directory}/init", results, progress, beside)
         ranks = [context.Process(target=measure, args=(rank, *arguments)) for rank in range(request["world"])]
-        for process in ranks:
+        others = [context.Process(target=use_gpu, args=(rank, beside)) for rank in range(request["world"])]
+        for process in (*ranks, *others):
             process.start()
         try:
-            return followed(request, ranks, progress, results)
+            return followed(request, ranks, others, progress, results)
         finally:
-            for process in ranks:
+            for process in (*ranks, *others):
                 process.kill()
                 process.join()
 
 
-def followed(request, ranks, progress, results):
+def followed(request, ranks, others, progress, results):
     """Print results until all ranks have ended; the last line, with how that was."""
     measured, state, since = {}, None, time.monotonic()
     while True:
@@ -235,9 +291,9 @@ def followed(request, ranks, progress, results):
             each.append(line)
             if len(each) == request["world"]:
                 print(json.dumps(merged(each)), flush=True)
-        if failed := [rank for rank, process in enumerate(ranks) if process.exitcode]:
-            rank = failed[0]
-            return {"end": "died", "rank": rank, "step": progress.steps[progress.step[rank]], "exit": ranks[rank].exitcode}
+        if ended := [(rank, each.exitcode) for group in (ranks, others) for rank, each in enumerate(group) if each.exitcode]:
+            rank, code = ended[0]
+            return {"end": "died", "rank": rank, "step": progress.steps[progress.step[rank]], "exit": code}
         if all(process.exitcode == 0 for process in ranks) and results.empty():
             return {"end": "finished"}
         if progress.state() != state:

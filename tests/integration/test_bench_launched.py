@@ -203,6 +203,33 @@ def test_ablation_restarts_with_and_without_the_option_in_turn(tmp_path: Path, m
     assert isinstance(again.exception, SystemRefused) and len(order) == 6
 
 
+@pytest.mark.parametrize(("option", "all_reduce"), [("pcie-ipc", "nccl"), ("no-speculation", "auto")])
+def test_what_tune_found_is_not_used_where_the_all_reduce_is_compared(
+    option: str, all_reduce: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+
+    def resolved(
+        configuration: Configuration, image: str, source: object, location: resolve.ServerLocation, _: object
+    ) -> object:
+        used.append(location.allreduce)
+        return configuration
+
+    def run(*arguments: object) -> None:
+        raise NotFound("no server is started", "")
+
+    LaunchedServers(tmp_path, free_port())
+    monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
+    monkeypatch.setattr(resolve, "resolve", resolved)
+    monkeypatch.setattr(launch, "prepare", lambda configuration, *arguments: prepared_launch(configuration, None, None))
+    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.chdir(tmp_path)
+    configuration = "qwen3.5-397b-nvfp4-4x-rtx-pro-6000-vllm"
+    arguments = ["bench", "run", configuration, "--model", str(tmp_path), "-w", "mine.toml", "--state", str(tmp_path / "state")]
+    done = CliRunner().invoke(app, [*arguments, "--ablate", option])
+    assert used == [all_reduce] * 2, done.output
+
+
 def test_interrupted_configuration_goes_on_with_the_missing_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = LaunchedServers(tmp_path, free_port(), 0.0005)
     monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from small_server import Options, SmallEngine, small_server
 
 from sm120kit.cli import app
 from sm120kit.core.errors import CheckFailed, NotFound, ServerFailed
+from sm120kit.probes.decode_by_prefill import _read_alike
 
 STRUCTURE = ("log-probabilities", "counts of tokens", "repeated requests", "decoding against prefill", "cached prefixes")
 """Probes that need no trained model."""
@@ -57,6 +59,15 @@ def test_a_healthy_server_with_prefix_cache_and_speculation(tiny: tuple[Any, Any
     assert set(verdicts(output).values()) == {"ok"}
     record = json.loads(output.read_text())
     assert record["complete"] and all(probe["exchanges"] and probe["cannot_see"] for probe in record["probes"])
+
+
+def test_tokens_that_the_tokenizer_divides_otherwise_are_not_compared(tiny: tuple[Any, Any]) -> None:
+    _, tokenizer = tiny
+    session: Any = SimpleNamespace(token_ids=lambda text: tuple(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    words = [" taken", "il", "le", " forest", "ir"]
+    assert len(session.token_ids("a" + "".join(words))) == len(session.token_ids("a")) + len(words), "as many others"
+    assert _read_alike(session, "a", words) == 2
+    assert _read_alike(session, "a", words[:1] + words[3:4]) == 2
 
 
 @pytest.mark.parametrize(

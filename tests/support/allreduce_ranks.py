@@ -25,18 +25,22 @@ def _steps(rank: int, request: dict[str, Any], results: Any, progress: Any, unti
     results.join_thread()
 
 
-def healthy(rank: int, request: dict[str, Any], init: str, results: Any, progress: Any) -> None:
+def healthy(rank: int, request: dict[str, Any], init: str, results: Any, progress: Any, beside: Any) -> None:
     _steps(rank, request, results, progress)
 
 
-def stalls(rank: int, request: dict[str, Any], init: str, results: Any, progress: Any) -> None:
+def stalls(rank: int, request: dict[str, Any], init: str, results: Any, progress: Any, beside: Any) -> None:
     _steps(rank, request, results, progress, "sums of 8 rows")
     progress.calls[rank] += 5 - rank
     time.sleep(600)
 
 
-def dies(rank: int, request: dict[str, Any], init: str, results: Any, progress: Any) -> None:
+def dies(rank: int, request: dict[str, Any], init: str, results: Any, progress: Any, beside: Any) -> None:
     _steps(rank, request, results, progress, "graph of 1 rows")
     if rank == 1:
         os._exit(7)
     time.sleep(600)
+
+
+def idle(rank: int, beside: Any) -> None:
+    """In place of a process that uses the GPU of a rank."""

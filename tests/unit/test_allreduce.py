@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "image_programs"))
 import allreduce as program  # type: ignore[import-not-found]  # in the image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from allreduce_ranks import dies, healthy, stalls  # type: ignore[import-not-found]  # also of the processes that are started
+from allreduce_ranks import dies, healthy, idle, stalls  # type: ignore[import-not-found]  # also of the processes that are started
 
 ONE = "qwen3.6-35b-a3b-nvfp4-1x-rtx-pro-6000"
 TWO = "minimax-m2.7-nvfp4-2x-rtx-pro-6000"
@@ -30,6 +30,7 @@ def _run(
     measure: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **limits: int
 ) -> allreduce.MeasuredAllReduce:
     monkeypatch.setattr(program, "measure", measure)
+    monkeypatch.setattr(program, "use_gpu", idle)
     program.main(json.dumps(REQUEST | limits))
     return allreduce.judged("nccl", capsys.readouterr().out)
 

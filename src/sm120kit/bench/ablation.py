@@ -15,6 +15,7 @@ from sm120kit.core.outside import parse_json
 from sm120kit.recipes import arguments
 from sm120kit.recipes.ablations import Ablation
 from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving import allreduce
 from sm120kit.serving.derived_configuration import with_arguments
 
 FIGURES = ("decode_tok_s", "total_tok_s", "prefill_tok_s")
@@ -38,6 +39,12 @@ def configured(configuration: Configuration, option: Ablation) -> Configuration:
     changed = changed.model_copy(update={"environment": {**changed.environment, **option.environment}})
     arguments.require_known(changed)
     return changed
+
+
+def all_reduce(configuration: Configuration, options: Iterable[Ablation]) -> str:
+    """The all-reduce of all variants: ``auto``, or the default where an option selects one, which `tune` may have found."""
+    selecting = {name for variables in configuration.served_by.all_reduces.values() for name in variables}
+    return allreduce.DEFAULT if any(selecting & option.environment.keys() for option in options) else "auto"
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,9 @@ def run_(
         if configuration:
             workspace = sources.workspace()
             variants = [configuration, *(ablation.configured(configuration, option) for option in options)]
+            method = ablation.all_reduce(configuration, options)
             launches = [
-                launched_servers.of_launch(*launched.prepare(one, workspace), [measurement])
+                launched_servers.of_launch(*launched.prepare(one, workspace, method), [measurement])
                 for one, measurement in zip(variants, measurements, strict=True)
             ]
             measured = [result for (result,) in launched_servers.measure(launches, restarts)]

@@ -64,7 +64,9 @@ class LaunchedServer(ImageIndex):
     wait: Annotated[int, option("--wait SECONDS", "With --model: time limit to become healthy.", min=1)] = 1800
     restarts: Annotated[int, option("--restarts N", "With --model: restart N times and measure again.", min=0)] = 0
 
-    def prepare(self, configuration: Configuration, workspace: Workspace) -> tuple[PreparedLaunch, LaunchOptions]:
+    def prepare(
+        self, configuration: Configuration, workspace: Workspace, allreduce: str = "auto"
+    ) -> tuple[PreparedLaunch, LaunchOptions]:
         """A checked launch of a configuration, and its options.
 
         Raises:
@@ -72,7 +74,8 @@ class LaunchedServer(ImageIndex):
         """
         assert self.model is not None
         launch.require_model(configuration, self.model)
-        resolved = resolve(configuration, self.image, self.source(), ServerLocation(self.port), workspace)
+        location = ServerLocation(self.port, allreduce=allreduce)
+        resolved = resolve(configuration, self.image, self.source(), location, workspace)
         prepared = launch.prepare(resolved, self.model, workspace)
         return prepared, LaunchOptions(workspace, self.wait)
 

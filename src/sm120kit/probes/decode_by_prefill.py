@@ -38,7 +38,7 @@ def _cuts(session: ProbeSession, name: str, prompt: str, whole: RecordedAnswer) 
     texts = [token.text for token in whole.tokens]
     usable = [
         number
-        for number in range(1, len(texts))
+        for number in range(1, 1 + _read_alike(session, prompt, texts[:-1]))
         if texts[number][:1].isspace() and not any(REPLACEMENT in text or text.startswith("bytes") for text in texts[:number])
     ]
     return [
@@ -47,6 +47,19 @@ def _cuts(session: ProbeSession, name: str, prompt: str, whole: RecordedAnswer) 
         )
         for number in usable[: LONG_CUTS if name == "long" else CUTS]
     ]
+
+
+def _read_alike(session: ProbeSession, prompt: str, texts: list[str]) -> int:
+    """How many of the first tokens of an answer are read again as those that were generated; all if the server does not tell.
+
+    Each must add one token to those before it. A model may generate tokens of a text that its tokenizer divides otherwise.
+    """
+    read = session.token_ids(prompt)
+    for number in range(len(texts)):
+        before, read = read, session.token_ids(prompt + "".join(texts[: number + 1]))
+        if before and read and read[:-1] != before:
+            return number
+    return len(texts)
 
 
 def judge(recorded: Recorded) -> ProbeJudgement:

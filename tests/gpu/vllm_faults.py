@@ -1,0 +1,86 @@
+"""Faults of a running vLLM, seeded in each of its processes by a plugin: ``SEEDED_FAULT`` names one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def seed() -> None:
+    """Change what the fault is in; without a fault, nothing."""
+    if fault := os.environ.get("SEEDED_FAULT"):
+        FAULTS[fault]()
+
+
+def _all_reduce(change: Any) -> None:
+    from vllm.distributed import parallel_state
+
+    group = parallel_state.GroupCoordinator
+    original = group._all_reduce_out_place
+
+    def changed(self: Any, tensor: Any) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        return change(self, tensor, original(self, tensor))
+
+    group._all_reduce_out_place = changed
+
+
+def stale_all_reduce() -> None:
+    """Each 97th sum of two or more rows is that of the call before with this shape."""
+
+    def change(group: Any, tensor: Any, total: Any) -> Any:
+        kept = group.__dict__.setdefault("kept", {})
+        before, kept[total.shape] = kept.get(total.shape, total), total
+        return before if group.calls % 97 == 0 else total
+
+    _all_reduce(change)
+
+
+def left_out_all_reduce() -> None:
+    """The sum of every fourth call lacks the other GPU's part, doubled in its place."""
+    _all_reduce(lambda group, tensor, total: 2 * tensor if group.calls % 4 == 0 else total)
+
+
+def exchanged_rows() -> None:
+    """The logits of the requests in a batch are exchanged."""
+    from vllm.v1.sample.sampler import Sampler
+
+    original = Sampler.forward
+
+    def forward(self: Any, logits: Any, *args: Any, **named: Any) -> Any:
+        return original(self, logits.roll(1, 0) if logits.shape[0] > 1 else logits, *args, **named)
+
+    Sampler.forward = forward
+
+
+def blocks_by_length() -> None:
+    """Cached blocks are looked up by their position alone."""
+    from vllm.v1.core import kv_cache_utils
+
+    original = kv_cache_utils.hash_block_tokens
+    kv_cache_utils.hash_block_tokens = lambda function, parent, tokens, extra=None: original(
+        function, parent, (0,) * len(tokens), extra
+    )
+
+
+def drafts_all() -> None:
+    """Every draft is accepted."""
+    from vllm.v1.sample import rejection_sampler
+
+    original = rejection_sampler.rejection_sample
+
+    def accept(drafts: Any, *args: Any, **named: Any) -> Any:
+        logits = args[4] if len(args) > 4 else named["target_logits"]
+        logits.scatter_(1, drafts.long().unsqueeze(1), 1e4)
+        return original(drafts, *args, **named)
+
+    rejection_sampler.rejection_sample = accept
+
+
+FAULTS = {
+    "stale-all-reduce": stale_all_reduce,
+    "left-out-all-reduce": left_out_all_reduce,
+    "exchanged-rows": exchanged_rows,
+    "blocks-by-length": blocks_by_length,
+    "drafts-all": drafts_all,
+}
