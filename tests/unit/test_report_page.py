@@ -79,4 +79,6 @@ def test_a_command_writes_what_it_prints(tmp_path: Path) -> None:
     text = path.read_text()
     assert "<h2>doctor</h2>" in text and console.page is None
     assert printed.stdout.splitlines()[-1] in text
-    assert CliRunner().invoke(app, ["doctor", "--json", "--html", str(path)]).exit_code == 2
+    for wrong in (["--json"], ["--no-such-option"]):
+        assert CliRunner().invoke(app, ["doctor", "--html", str(path), *wrong]).exit_code == 2
+        assert console.page is None and path.read_text() == text

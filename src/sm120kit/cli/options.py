@@ -13,8 +13,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -24,7 +23,6 @@ from sm120kit.core import console
 from sm120kit.core.data_roots import entries, top_root
 from sm120kit.core.errors import did_you_mean
 from sm120kit.core.outside import read_input_text
-from sm120kit.core.report_page import Page
 from sm120kit.core.secrets import register
 from sm120kit.core.urls import Endpoint
 from sm120kit.core.workspace import Workspace
@@ -138,36 +136,15 @@ Base = Annotated[str, option("--base NAME", "Base, as debian-12 or debian-13; de
 Json = Annotated[bool, option("--json", "Print JSON.")]
 
 
-@contextmanager
-def _recorded(ctx: Any, path: Path) -> Iterator[None]:
-    """Write what the command prints to a page, whose heading is the command with its arguments, when it ends."""
-    console.page = Page(path)
-    try:
-        yield
-    finally:
-        page, console.page = console.page, None
-        values = (ctx.params.get(param.name) for param in ctx.command.params if param.param_type_name == "argument")
-        words = (word for value in values if value for word in (value if isinstance(value, list | tuple) else [value]))
-        names = (word.name if isinstance(word, Path) else str(word) for word in words)
-        page.write(console.printable(" ".join((*ctx.command.path, *names))))
-
-
-def _record(ctx: typer.Context, path: Path | None) -> Path | None:
-    if path and not ctx.resilient_parsing:
-        ctx.with_resource(_recorded(ctx, path))
-    return path
-
-
 Html = Annotated[
     Path | None,
     option(
         "--html FILE",
         "Also write what is printed to a page without external resources; other sections of the page stay.",
-        callback=_record,
         show_default=False,
     ),
 ]
-"""A parameter that its command leaves alone."""
+"""A parameter that its command leaves alone: see :class:`sm120kit.cli.tree.Command`."""
 Index = Annotated[Path, option("--index FILE", "File that lists the published images.")]
 Overwrite = Annotated[bool, option("--overwrite", "Replace existing files.")]
 Trust = Annotated[Path | None, option("--trust FILE", "Accept only images signed with this public key or by this identity.")]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,6 +16,7 @@ from sm120kit.cli import config_file, help_text, plugins
 from sm120kit.cli.options import COMMON, SHARED, common_help, expand_groups
 from sm120kit.core import console
 from sm120kit.core.errors import BadInput
+from sm120kit.core.report_page import Page
 
 PREFIX = "SM120KIT"
 
@@ -78,11 +80,23 @@ class Command(TyperCommand):
             rest = super().parse_args(ctx, args)
             console.json_errors = bool(ctx.params.get("json") or ctx.params.get("as_json"))
             if console.json_errors and ctx.params.get("html"):
-                raise typer.BadParameter("--html requires tables: leave out --json", ctx=ctx, param_hint="--html")
+                raise typer.BadParameter("--json prints no tables: leave it out", ctx=ctx, param_hint="--html")
             return rest
         except typer.BadParameter as error:
             _explain(error, ctx, self.path)
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; with ``--html`` what it prints is also a section of that page, whatever ends it."""
+        path = ctx.params.get("html")
+        if path is None:
+            return super().invoke(ctx)
+        page = console.page = Page(path)
+        try:
+            return super().invoke(ctx)
+        finally:
+            console.page = None
+            page.write(console.printable(" ".join((*self.path, *_words(ctx)))))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
@@ -91,6 +105,14 @@ class Command(TyperCommand):
         help_text.write_parameters(self, ctx, formatter, COMMON)
         formatter.write_paragraph()
         formatter.write_text(help_text.MORE)
+
+
+def _words(ctx: Any) -> Iterator[str]:
+    """The arguments of a command, of a file only its name."""
+    for param in ctx.command.params:
+        if param.param_type_name == "argument" and (value := ctx.params.get(param.name)):
+            for word in value if isinstance(value, list | tuple) else [value]:
+                yield word.name if isinstance(word, Path) else str(word)
 
 
 def _key(option: Any) -> str:
