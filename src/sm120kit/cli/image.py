@@ -288,7 +288,7 @@ def export(
     if dockerfile and (to_stdout or path.suffix == ".tar"):
         raise typer.BadParameter("--dockerfile writes a directory: name one that does not exist yet", param_hint="PATH")
     if not dockerfile and not to_stdout and path.suffix != ".tar":
-        raise typer.BadParameter("an archive is a file that ends in .tar, or - for standard output", param_hint="PATH")
+        raise typer.BadParameter(f"{str(path)!r} does not end in .tar, and is not - for standard output", param_hint="PATH")
     layout = Layout(sources.workspace().root / "oci")
     manifest = layout.require(reference).digest
     if to_stdout:
