@@ -191,6 +191,20 @@ def test_engine_requires_another_cutlass(carried: dict[str, tuple[str, str]], me
         make_plan(carried=carried)
 
 
+def test_project_at_a_commit_need_not_be_in_flashinfer() -> None:
+    assert RECIPE.from_source is not None
+    name, filled = next(item for item in RECIPE.from_source.injected.items() if item[1].project)
+    commits = [
+        with_table(
+            injected={name: filled.model_copy(update={"version": "4.7.1", "git": "https://x/y.git", "commit": digit * 40})}
+        )
+        for digit in "ab"
+    ]
+    first, second = (make_plan(recipe=recipe, carried={}).digest for recipe in commits)
+    assert first != second
+    assert "https" not in str(commits[0].inputs()["from_source"]) and "a" * 40 in str(commits[0].inputs())
+
+
 def test_flags_contain_no_paths() -> None:
     command = (
         "/v/python -m sm120kit.core.memory /w/cuda/bin/nvcc -ccbin=/usr/bin/c++ -DA=1 -I/w/source -isystem /w/x -isystem y "
@@ -221,6 +235,10 @@ BAD: dict[str, tuple[Callable[[str], str], str]] = {
     "both kinds": (
         lambda text: text.replace('version = "4.4.2"', 'version = "4.4.2"\nfiles = ["x"]'),
         "VLLM_CUTLASS_SRC_DIR: needs either project and version, or files",
+    ),
+    "half a commit": (
+        lambda text: text.replace('version = "4.4.2"', f'version = "4.4.2"\ncommit = "{"a" * 40}"'),
+        "git and commit belong together",
     ),
     "no version": (lambda text: text.replace('version = "4.4.2"', ""), "needs either project and version, or files"),
     "a path out": (

@@ -319,12 +319,15 @@ class InjectedTable(Strict):
     """The value of a variable that gives an engine's CMake project the directory of another project's sources.
 
     Either ``project``, which is taken from the patched sources of the FlashInfer recipe that the engine uses and must have the
-    ``version`` that the engine requires; or empty ``files``, for a project of which nothing is compiled. ``definitions`` are
-    CMake variables for directories below it.
+    ``version`` that the engine requires; or ``project`` at a ``commit`` of the repository ``git``, as in a :class:`GitSource`,
+    without patches; or empty ``files``, for a project of which nothing is compiled. ``definitions`` are CMake variables for
+    directories below it.
     """
 
     project: Name | None = None
     version: VersionText | None = None
+    git: Annotated[str, AfterValidator(_shareable)] | None = None
+    commit: Commit | None = None
     files: Annotated[tuple[RelativePath, ...], Field(strict=False)] = ()
     definitions: dict[str, RelativePath] = {}
     reason: str
@@ -333,6 +336,21 @@ class InjectedTable(Strict):
         """Fields of both kinds."""
         if (self.project is None) != (self.version is None) or (self.project is None) != bool(self.files):
             yield "needs either project and version, or files"
+        if (self.git is None) != (self.commit is None) or (self.git and self.project is None):
+            yield "git and commit belong together, beside project and version"
+
+    @property
+    def source(self) -> str:
+        """Project and version, in prose; empty for files."""
+        at = f" at {self.commit}" if self.commit else ""
+        return f"{self.project} {self.version}{at}" if self.project else ""
+
+    @property
+    def pin(self) -> GitPin | None:
+        """The commit of the project, unless FlashInfer's sources have it."""
+        if self.project is None or self.version is None or self.git is None or self.commit is None:
+            return None
+        return GitPin(self.project, self.git, self.commit, self.version)
 
 
 class TargetTable(Strict):
@@ -586,7 +604,7 @@ class EngineRecipe(Strict):
             "wrong_record": {"__all__": {"reason"}},
             "files": {"__all__": {"reason"}},
             "source": {"git", "sdist"},  # names a host; the commit is enough
-            "from_source": {"injected": {"__all__": {"reason"}}, "targets": {"__all__": {"gib", "seconds"}}},
+            "from_source": {"injected": {"__all__": {"reason", "git"}}, "targets": {"__all__": {"gib", "seconds"}}},
         }
         optional = ("base", "source", "patched", "from_source", "b12x", "leave_out", "wrong_record", "files")
         absent = dict.fromkeys((key for key in optional if not getattr(self, key)), True)

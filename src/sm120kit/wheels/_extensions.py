@@ -284,10 +284,7 @@ def publish_extensions(
     commands = {output: argv for module in plan.modules for output, argv in _commands(module, work).items()}
     record = {
         **repacked_record(plan, build.tree, (build.official, official), replaced),
-        "injected": {
-            variable: f"{filled.project} {filled.version}" if filled.project else f"stand-in: {filled.reason}"
-            for variable, filled in table.injected.items()
-        },
+        "injected": {variable: filled.source or f"stand-in: {filled.reason}" for variable, filled in table.injected.items()},
         "versions": dict(build.versions),
         "flags": {unit.source: _flags(commands[unit.output]) for module in plan.modules for unit in module.units},
     }

@@ -23,7 +23,7 @@ from sm120kit.recipes.locked_toolchain import NVCC
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
-from sm120kit.sources.source_records import LockedWheel
+from sm120kit.sources.source_records import GitPin, LockedWheel
 from sm120kit.wheels import _build_environment as environments
 from sm120kit.wheels import _extensions
 from sm120kit.wheels import _plan as plans
@@ -116,7 +116,7 @@ def build_extensions(
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
         site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
         files = write_patched_members(recipe.engine, build.tree, official, site.work / "overlay")
-        _prepare(build, site, wheels)
+        _prepare(build, site, wheels, options)
         reporting.info(
             "building without a network"
             if site.isolation
@@ -134,12 +134,24 @@ def build_extensions(
     return build_once(planned, name, options, make)
 
 
-def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path]) -> None:
+def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path], options: Options) -> None:
     """Write environment, source and required projects into the work directory."""
     sources.unpack_wheels(wheels, site.environment, build.recipe.environment.python)
     patches.materialise(build.tree, site.work / _extensions.SOURCE)
     flashinfer = build.flashinfer
     paths = {project.project: project.path for project in flashinfer.inside}
-    for name in {filled.project for filled in build.table.injected.values() if filled.project}:
-        tree = Repository(flashinfer.checkout.repository).subtree(flashinfer.commit, paths[name])
-        patches.materialise(replace(flashinfer, tree=tree), site.work / name)
+    for filled in build.table.injected.values():
+        if filled.pin:
+            required = _commit_tree(filled.pin, options)
+        elif filled.project:
+            tree = Repository(flashinfer.checkout.repository).subtree(flashinfer.commit, paths[filled.project])
+            required = replace(flashinfer, tree=tree)
+        else:
+            continue
+        patches.materialise(required, site.work / filled.project)
+
+
+def _commit_tree(pin: GitPin, options: Options) -> PatchedTree:
+    """The tree of a commit, without patches; fetched if it is not cached."""
+    checkout = sources.fetch(pin, options.workspace, options.origin)
+    return PatchedTree(checkout, (), checkout.commit, checkout.tree, ())

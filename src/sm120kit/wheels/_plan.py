@@ -210,7 +210,9 @@ def plan_extensions(
     injected = {}
     for variable, filled in table.injected.items():
         version, source = carried.get(filled.project or "", ("", ""))
-        if filled.project is not None and version != filled.version:
+        if filled.commit is not None:
+            source = filled.commit
+        elif filled.project is not None and version != filled.version:
             raise BadInput(
                 f"{recipe.name}: {variable} requires {filled.project} {filled.version}; "
                 f"{recipe.flashinfer} carries {version or 'no such project'}",

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patch_series import git_in
 from small_engine import ENGINE, KERNELS, make_sdist, make_wheel, row_hash
 
 from sm120kit.core import toolchain
@@ -281,6 +282,40 @@ def test_wheel_with_built_module_and_patched_python(engine: Engine, wheel: Path,
     for log in ("configure.log", "compile.log"):
         first = (wheel.parent / "logs" / log).read_text().splitlines()[0]
         assert not environment.network_isolation() or " unshare " in first, "without a network"
+
+
+def test_required_project_at_a_commit_comes_from_a_mirror(engine: Engine, tmp_path: Path) -> None:
+    """The name of its host is not looked up; another commit is refused, and the hint names the mirror."""
+    other = Engine.__new__(Engine)
+    other.data, other.mirror = tmp_path / "data", tmp_path / "mirror"
+    for name in ("data", "mirror"):
+        shutil.copytree(getattr(engine, name), getattr(other, name))
+    repository = other.mirror / "cutlass"
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), (4, 7, 1), strict=True)
+    for name, text in {
+        "x.h": "#define NUMBER 7\n",
+        "cutlass/version.h": "".join(f"#define CUTLASS_{name} {number}\n" for name, number in numbers),
+    }.items():
+        (repository / "include" / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / "include" / name).write_text(text)
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    git_in(repository, "add", "-A")
+    git_in(repository, "commit", "-qm", "4.7.1")
+    commit = subprocess.run(
+        ["git", "-C", repository, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    path = other.data / "recipes" / "engines" / "vllm-9.0.toml"
+    pinned = f'git = "https://git.example.invalid/NVIDIA/cutlass.git"\ncommit = "{commit}"\nversion = "4.7.1"\ndefinitions'
+    path.write_text(path.read_text().replace('version = "4.4.2"\ndefinitions', pinned))
+    assert path.read_text().count(commit) == 1
+    other.command(other.data / "state", "recipe", "lock")
+    built = other.build(tmp_path / "state").stdout.strip()
+    ours = members(Path(built))
+    (record,) = (json.loads(text) for name, text in ours.items() if name.endswith("sm120kit.json"))
+    assert record["injected"]["HEADERS_SRC_DIR"] == f"cutlass 4.7.1 at {commit}"
+    repository.rename(other.mirror / "elsewhere")
+    refused = other.build(tmp_path / "another", code=20)
+    assert "looked for cutlass.git, cutlass, cutlass.bundle" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_patched_python_is_packed_without_a_compiler(engine: Engine, wheel: Path, tmp_path: Path) -> None:
