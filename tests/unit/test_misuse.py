@@ -466,7 +466,6 @@ CASES = {
     "patch drop cutlass/gdc-flags": (10, "no series has a patch"),
     "patch import log.txt": (11, "log.txt contains no diff"),
     "patch import nowhere.patch": (11, "nowhere.patch cannot be read"),
-    "patch import HEAD --repository model": (11, "HEAD of model cannot be read: not a git repository"),
     "recipe check flashinfr": (10, "did you mean"),
 }
 

@@ -1,4 +1,4 @@
-"""The explanation of a conflict: every hunk, upstream's text, and the release that changed it."""
+"""The explanation of a conflict: every hunk and upstream's text."""
 
 from __future__ import annotations
 
@@ -12,21 +12,11 @@ from patch_series import BASE, BUILDER, CUTLASS, KERNEL, PatchDirectory, changed
 from sm120kit import patches
 from sm120kit.core.errors import PatchConflict
 from sm120kit.patches.patch_records import PatchState, PatchStatus
-from sm120kit.sources.git import Repository
-
-STORED = "{version}-0123456789abcdef"
 
 
 @pytest.fixture
 def patch_dir(tmp_path: Path) -> PatchDirectory:
     return PatchDirectory(tmp_path)
-
-
-def stored(patch_dir: PatchDirectory, version: str, builder: str) -> None:
-    """A release in the state directory."""
-    path = patch_dir.path / f"flashinfer-{STORED.format(version=version)}"
-    checkout = checkout_of(path, {**BASE, BUILDER: builder}, version)
-    Repository(path).set_ref("refs/heads/base", checkout.commit)
 
 
 def status_of(patch_dir: PatchDirectory, builder: str) -> PatchStatus:
@@ -39,34 +29,17 @@ def status_of(patch_dir: PatchDirectory, builder: str) -> PatchStatus:
 
 
 def test_every_hunk_is_listed_with_the_text_of_upstream(patch_dir: PatchDirectory) -> None:
-    """git names the first hunk of a file only. Lines above move the place; what the hunk adds may be there in part."""
+    """git names the first hunk of a file only. Lines above move the place."""
     builder = "inserted\n" * 3 + changed(changed(KERNEL, 6, "six upstream\n"), 24, "x\ntwentyfive\n")
     status = status_of(patch_dir, builder)
     first, last = status.conflicts
-    assert (first.path, first.hunk, first.place, first.added, first.present) == ("include/cutlass/builder.inl", 1, 5, 1, ())
-    assert (last.hunk, last.present) == (3, (28,))
+    assert (first.path, first.hunk, first.place, last.hunk) == ("include/cutlass/builder.inl", 1, 5, 3)
     lines = status.detail.splitlines()
     assert [line for line in lines if "does not fit" in line] == [
         "  include/cutlass/builder.inl:2: hunk 1 @@ -2,7 +2,7 @@ line 1 (line 21 of first.patch) does not fit",
         "  include/cutlass/builder.inl:22: hunk 3 @@ -22,7 +22,7 @@ line 21 (line 39 of first.patch) does not fit",
     ]
     assert list(first.excerpt)[:3] == ["     8   line 5", "       - line 6", "     9 + six upstream"]
-    assert "    of the 1 lines that it adds, the file has 1 already: 28" in lines
-
-
-def test_conflict_names_the_release_that_changed_the_text(patch_dir: PatchDirectory) -> None:
-    """The newest older release that the hunk fits and the next one; without one, the nearest newer release."""
-    upstream = changed(KERNEL, 6, "six upstream\n")
-    for version, text in (("0.6.1", KERNEL), ("0.6.4", KERNEL), ("0.6.5", upstream), ("0.6.5rc1", upstream), ("0.7", KERNEL)):
-        stored(patch_dir, version, text)
-    status = status_of(patch_dir, upstream)
-    (conflict,) = status.conflicts
-    assert (conflict.fits_release, conflict.changed_in) == ("0.6.4", "0.6.5rc1")
-    assert "    fits 0.6.4; changed in 0.6.5rc1" in status.detail.splitlines()
-    for version in ("0.6.1", "0.6.4"):
-        (patch_dir.path / f"flashinfer-{STORED.format(version=version)}/HEAD").unlink()
-    (again,) = patches.status(checkout_of(patch_dir.path / "r2", {**BASE, BUILDER: upstream}), inside(), patch_dir.root)
-    assert (again.conflicts[0].fits_release, again.conflicts[0].changed_in) == ("0.7", "")
 
 
 def test_apply_explains_and_json_has_the_hunks(patch_dir: PatchDirectory) -> None:

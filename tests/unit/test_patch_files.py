@@ -124,57 +124,6 @@ def test_import_of_a_plain_diff(patch_dir: PatchDirectory, tree: PatchedTree, tm
     assert "twenty\n" in text_at(again, BUILDER)
 
 
-@pytest.mark.parametrize("revision", ["HEAD", "main", "abbreviated", "HEAD~0"])
-def test_import_of_a_commit(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path, revision: str) -> None:
-    upstream = cutlass_repository(tmp_path / "cutlass")
-    git_in(upstream.path, "branch", "-M", "main")
-    if revision == "abbreviated":
-        revision = upstream.output("rev-parse", "--short", "HEAD").decode().strip()
-    foreign = patches.read_commit(upstream.path, revision)
-    (written,) = patches.import_patches([foreign], tree, ImportTarget(), patch_dir.root)
-    assert written.file == patch_dir.root / "cutlass/sm120-builder-z-hlen.patch"
-    assert patches.load(patch_dir.root, "cutlass")[-1].trailer("Origin") == "a report"
-
-
-def test_import_runs_no_program_of_the_repository(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
-    upstream, mark = cutlass_repository(tmp_path / "cutlass"), tmp_path / "program-ran"
-    evil = tmp_path / "evil"
-    evil.write_text(f"#!/bin/sh\ntouch {mark}\nexit 1\n")
-    evil.chmod(0o755)
-    with (upstream.path / ".git/config").open("a") as config:
-        config.write(f"[core]\nfsmonitor = {evil}\npager = {evil}\nhooksPath = {tmp_path}\n[diff]\nexternal = {evil}\n")
-        config.write(f"[uploadpack]\npackObjectsHook = {evil}\n[gpg]\nprogram = {evil}\n[log]\nshowSignature = true\n")
-    patches.import_patches([patches.read_commit(upstream.path, "HEAD")], tree, ImportTarget(), patch_dir.root)
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    ("revision", "message"),
-    [
-        ("HEAD^", "is the first commit of its repository"),
-        ("nothing", "nothing of .* cannot be read"),
-        ("--upload-pack=x", "cannot be read"),
-        ("", "cannot be read"),
-        ("HEAD:README", "cannot be read"),
-    ],
-)
-def test_commits_that_are_not_imported(tmp_path: Path, revision: str, message: str) -> None:
-    upstream = cutlass_repository(tmp_path / "cutlass")
-    with pytest.raises(BadInput, match=message):
-        patches.read_commit(upstream.path, revision)
-
-
-def test_a_merge_and_no_repository_are_refused(tmp_path: Path) -> None:
-    upstream = cutlass_repository(tmp_path / "cutlass")
-    git_in(upstream.path, "checkout", "-qb", "side", "HEAD^")
-    upstream.commit({"README": "y\n"}, "side")
-    git_in(upstream.path, "merge", "-q", "-m", "m", "-")
-    with pytest.raises(BadInput, match="is a merge"):
-        patches.read_commit(upstream.path, "HEAD")
-    with pytest.raises(BadInput, match="cannot be read: not a git repository"):
-        patches.read_commit(tmp_path, "HEAD")
-
-
 def test_paths_of_the_whole_tree_and_of_another_one(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
     """A file below 3rdparty/cutlass is one of CUTLASS; the directories of another tree are removed, as by --strip."""
     whole = Upstream(tmp_path / "whole", {BUILDER: KERNEL, LAUNCHER: KERNEL})

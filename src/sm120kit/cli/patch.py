@@ -190,7 +190,6 @@ RecipeOption = Annotated[str, option("--recipe RECIPE", "Recipe whose version th
 class ImportOptions:
     """Where an imported patch comes from, and where it goes."""
 
-    repository: Annotated[Path | None, option("--repository DIR", "SOURCE is a commit of this git repository.")] = None
     recipe: RecipeOption = "flashinfer"
     project: Annotated[str, option("--project PROJECT", "Project of the patch; default: the one that has its files.")] = ""
     name: Annotated[str, option("--name SLUG", "Name of the file; default: from the subject.")] = ""
@@ -201,24 +200,20 @@ class ImportOptions:
 
 
 def import_(
-    source: Annotated[
-        str, argument("SOURCE", "A diff, mail or mailbox; a pull request, owner/project#123; or a commit of --repository.")
-    ],
+    source: Annotated[str, argument("SOURCE", "A diff, mail or mailbox; or a pull request, owner/project#123.")],
     *,
     target: ImportOptions,
     sources: Sources,
     json: Json = False,
 ) -> None:
-    """Make patch files of a diff, mail, commit or pull request.
+    """Make patch files of a diff, mail or pull request.
 
-    What `git apply` takes is applied to the recipe's patched source and appended to the series of its project, for that
-    version; of a mailbox, every patch or none. Tests and documentation that the source does not have are left out. Missing
-    trailers are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
+    What `git apply` or `patch -p1` takes is applied to the recipe's patched source and appended to the series of its project,
+    for that version; of a mailbox, every patch or none. Tests and documentation that the source does not have are left out.
+    Missing trailers are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
     """
     root, options = writable_data_root() / PATCHES, sources.run_options()
-    where = target.repository
-    read = (patches.read_commit(where, source),) if where else read_source(Path(source), options.origin)
-    foreign = patches.of_the_source(read)
+    foreign = patches.of_the_source(read_source(Path(source), options.origin))
     place = patches.ImportTarget(target.project, target.name, target.strip, target.directory)
     found = source_with(resolve(target.recipe, options), foreign[0], place)
     imported = patches.import_patches(foreign, found.tree, place, root)

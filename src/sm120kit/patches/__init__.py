@@ -8,7 +8,7 @@ from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
 from sm120kit.patches.foreign import ImportTarget, import_patches, of_the_source
 from sm120kit.patches.format import Patch, normal_form, read_foreign
-from sm120kit.patches.mails import read_commit, read_diffs
+from sm120kit.patches.mails import read_diffs
 from sm120kit.patches.patch_records import TreeProject, projects_in_tree
 from sm120kit.patches.series import fix, lint, load, load_for_tree, origin, projects
 
@@ -38,7 +38,6 @@ __all__ = [
     "origin",
     "projects",
     "projects_in_tree",
-    "read_commit",
     "read_diffs",
     "read_foreign",
     "status",

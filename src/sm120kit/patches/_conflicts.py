@@ -1,7 +1,4 @@
-"""Explain conflicts: every hunk that does not fit, upstream's text there, and the release that changed it.
-
-An sdist has no history, so the file is compared in the other releases of the project that are in the state directory.
-"""
+"""Explain conflicts: every hunk that does not fit, and upstream's text there."""
 
 from __future__ import annotations
 
@@ -9,15 +6,11 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from packaging.version import Version
-
-from sm120kit import sources
 from sm120kit.patches._locate import fitting_lines, split_lines
 from sm120kit.patches.diff import Hunk
 from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import HunkConflict, TreeProject
-from sm120kit.sources.git import GitIndex, Repository
-from sm120kit.sources.source_records import Checkout
+from sm120kit.sources.git import GitIndex
 
 MAX_LINES = 16
 """Limit for the lines of an excerpt; the first difference and what follows it is shown."""
@@ -27,35 +20,15 @@ _SLACK = 8
 """By how many lines upstream's text at a place may be longer than the patch's."""
 
 
-def explain(
-    index: GitIndex, checkout: Checkout, patch: Patch, project: TreeProject, paths: frozenset[str]
-) -> list[HunkConflict]:
+def explain(index: GitIndex, patch: Patch, project: TreeProject, paths: frozenset[str]) -> Iterator[HunkConflict]:
     """The hunks of a patch that do not fit files of a tree, which are in an index; ``paths`` are those with a conflict."""
-    conflicts = []
-    releases = list(_releases(checkout))
     for path in dict.fromkeys(hunk.path for hunk in patch.hunks if hunk.path in paths):
         blob = index.git("cat-file", "blob", f":0:{project.prefix}{path}", check=False)
-        if blob.returncode != 0:
-            continue
         lines = split_lines(blob.raw)
-        failing = [hunk for hunk in patch.hunks if hunk.path == path and hunk.old and not fitting_lines(hunk, lines)]
-        history = [(name, _lines_in(repository, f"{project.prefix}{path}")) for name, repository in releases] if failing else []
-        for hunk in failing:
-            place = _place(hunk, lines)
-            added = _added(hunk)
-            present = [number for line in added if (number := _nearest(line, lines, place or hunk.start))]
-            conflicts.append(
-                HunkConflict(
-                    path,
-                    hunk.number,
-                    place,
-                    tuple(_excerpt(hunk, lines, place)) if place else (),
-                    len(added),
-                    tuple(sorted(set(present))),
-                    *_changed_in(hunk, history, checkout.pin.version),
-                )
-            )
-    return conflicts
+        for hunk in patch.hunks if blob.returncode == 0 else ():
+            if hunk.path == path and hunk.old and not fitting_lines(hunk, lines):
+                place = _place(hunk, lines)
+                yield HunkConflict(path, hunk.number, place, tuple(_excerpt(hunk, lines, place)) if place else ())
 
 
 def describe(conflict: HunkConflict, project: str, version: str) -> Iterator[str]:
@@ -65,49 +38,6 @@ def describe(conflict: HunkConflict, project: str, version: str) -> Iterator[str
         yield from (f"    {line}" for line in conflict.excerpt)
     else:
         yield "    none of its lines are in the file"
-    if conflict.present:
-        numbers = ", ".join(map(str, conflict.present[:MAX_LINES]))
-        yield f"    of the {conflict.added} lines that it adds, the file has {len(conflict.present)} already: {numbers}"
-    if conflict.fits_release:
-        yield f"    fits {conflict.fits_release}" + (f"; changed in {conflict.changed_in}" if conflict.changed_in else "")
-
-
-def _releases(checkout: Checkout) -> Iterator[tuple[str, Repository]]:
-    """Name and repository of each release of the fetched project in the state directory, oldest first."""
-    repositories = sources.other_versions(checkout)
-    for version in sorted(repositories, key=Version):
-        yield version, Repository(repositories[version])
-
-
-def _lines_in(repository: Repository, path: str) -> list[bytes]:
-    try:
-        return split_lines(repository.read(sources.BASE, path))
-    except FileNotFoundError:
-        return []
-
-
-def _changed_in(hunk: Hunk, history: Sequence[tuple[str, list[bytes]]], present: str) -> tuple[str, str]:
-    """The release nearest to ``present`` that a hunk fits, older ones first, and the next one after an older one."""
-    older = [entry for entry in history if Version(entry[0]) < Version(present)]
-    newer = [entry for entry in history if Version(entry[0]) > Version(present)]
-    fitting = [number for number, (_, lines) in enumerate(older) if fitting_lines(hunk, lines)]
-    if fitting:
-        last = fitting[-1]
-        return older[last][0], older[last + 1][0] if last + 1 < len(older) else present
-    return next((name for name, lines in newer if fitting_lines(hunk, lines)), ""), ""
-
-
-def _added(hunk: Hunk) -> list[bytes]:
-    """The lines that a hunk adds, without indentation; lines of punctuation alone are in every file and are left out."""
-    changes = difflib.SequenceMatcher(None, hunk.old, hunk.new, autojunk=False).get_opcodes()
-    added = [line.strip() for kind, _, _, begin, end in changes if kind != "equal" for line in hunk.new[begin:end]]
-    return [line for line in added if sum(character.isalnum() for character in line.decode(errors="replace")) > 2]
-
-
-def _nearest(line: bytes, lines: Sequence[bytes], place: int) -> int:
-    """The number of the line nearest to a place that is ``line`` but for its indentation; 0 if there is none."""
-    numbers = (number for number, other in enumerate(lines, 1) if other.strip() == line)
-    return min(numbers, key=lambda number: abs(number - place), default=0)
 
 
 def _place(hunk: Hunk, lines: Sequence[bytes]) -> int:

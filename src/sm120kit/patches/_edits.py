@@ -181,7 +181,7 @@ def export_edits(directory: Path, source: EditedSource, root: Path, key: bytes, 
             raise Mismatch(
                 f"{directory} was not made by `sm120kit patch edit` with this state directory{reason}",
                 "start with `sm120kit patch edit RECIPE --into DIR`, or name the state directory it was made with: --state;"
-                " from somebody else's repository: sm120kit patch import COMMIT --repository DIR",
+                " from somebody else's repository: git format-patch, then sm120kit patch import FILE",
             )
         repository.git("symbolic-ref", "HEAD", SERIES)
         commits = repository.git("rev-list", "--reverse", f"{BASE}..{SERIES}").stdout.split()

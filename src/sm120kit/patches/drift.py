@@ -89,7 +89,7 @@ def steps(checkout: Checkout, inside: tuple[VendoredProject, ...], patches: Sequ
     with repository.index(tree) as index:
         for patch in patches:
             project = by_name[patch.project]
-            state, detail, conflicts = _try_patch(index, checkout, patch, project)
+            state, detail, conflicts = _try_patch(index, patch, project)
             if state is PatchState.APPLIES:
                 before, tree = tree, index.write_tree()
                 _require_own_files(repository, (before, tree), patch, project, projects)
@@ -117,9 +117,7 @@ def complete_steps(tried: Iterable[Step]) -> Iterator[Step]:
         yield step
 
 
-def _try_patch(
-    index: GitIndex, checkout: Checkout, patch: Patch, project: TreeProject
-) -> tuple[PatchState, str, tuple[HunkConflict, ...]]:
+def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[PatchState, str, tuple[HunkConflict, ...]]:
     """Apply a patch to an index if it applies; its state, the detail of it, and conflicts."""
     if not patch.is_for(project.version):
         return PatchState.NOT_FOR_THIS_VERSION, _not_for(patch), ()
@@ -127,7 +125,7 @@ def _try_patch(
     if fit.state is PatchState.APPLIES:
         apply_fitting(index, patch, project)
         return fit.state, "; ".join(fit.lines), ()
-    conflicts = explain(index, checkout, patch, project, fit.conflicts)
+    conflicts = list(explain(index, patch, project, fit.conflicts))
     lines = [*_explained(fit.lines, conflicts, patch, project), *_made_for(index, patch, project, fit.conflicts)]
     return fit.state, "\n".join(lines), tuple(conflicts)
 

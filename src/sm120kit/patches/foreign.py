@@ -1,4 +1,4 @@
-"""Import a diff, mail or commit that was not made for a series: it becomes a patch file whose trailers are to be filled in.
+"""Import a diff or mail that was not made for a series: it becomes a patch file whose trailers are to be filled in.
 
 git decides what a diff is and where it applies, as for ``git apply``: plain diffs, blank lines as context, other prefixes of
 paths and text around the diff are accepted. The patch file has the diff of the two trees.

@@ -15,7 +15,7 @@ from pathlib import Path
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
 from sm120kit.patches._diff_forms import BEGIN, unified
-from sm120kit.patches._export import CommitMessage, diff, read_message, slug_of
+from sm120kit.patches._export import CommitMessage
 from sm120kit.patches._message import AUTHOR
 from sm120kit.sources.git import Repository
 
@@ -156,31 +156,3 @@ def _date(text: str) -> datetime:
 
 def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
-
-
-def read_commit(directory: Path, revision: str) -> ForeignPatch:
-    """Read a commit of a git repository, whose configuration is not applied.
-
-    Raises:
-        BadInput: the directory has no repository or no such commit, or the commit has not exactly one parent.
-    """
-    git_directory = directory / ".git"
-    if not git_directory.exists():
-        git_directory = directory
-    with tempfile.TemporaryDirectory(prefix="sm120kit-commit-") as scratch:
-        repository = Repository.init(Path(scratch) / "repository")
-        where = f"--git-dir={git_directory.absolute()}"
-        parsed = repository.git(where, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", check=False)
-        commit = parsed.stdout.strip()
-        result = parsed
-        if parsed.returncode == 0:
-            source = git_directory.absolute()
-            result = repository.fetch(source, f"{commit}:refs/heads/imported", options=("--depth=2",), check=False)
-        if result.returncode != 0:
-            reason = next(iter(result.stderr.strip().splitlines()), "no such revision").removeprefix("fatal: ")
-            raise BadInput(f"{revision} of {directory} cannot be read: {reason}", "name a commit of a git repository")
-        own = read_message(repository, commit)
-        if len(own.parents.split()) != 1:
-            kind = "a merge" if own.parents else "the first commit of its repository"
-            raise BadInput(f"{revision} of {directory} is {kind}", "name a commit with one parent")
-        return ForeignPatch(Path(f"{slug_of(own.subject) or commit[:12]}.patch"), own, diff(repository, own.parents, commit))

@@ -73,19 +73,13 @@ class PatchState(StrEnum):
 class HunkConflict:
     """A hunk that does not fit a file.
 
-    ``place`` is the line of the file that is most like the hunk, or 0; ``excerpt`` shows the difference there. Of the ``added``
-    lines that the hunk adds, those at the lines ``present`` are in the file already. ``fits_release`` is the nearest release of
-    the fetched project that the hunk fits, and ``changed_in`` the one after it that it does not fit; empty if unknown.
+    ``place`` is the line of the file that is most like the hunk, or 0; ``excerpt`` shows the difference there.
     """
 
     path: str
     hunk: int
     place: int
     excerpt: tuple[str, ...]
-    added: int
-    present: tuple[int, ...]
-    fits_release: str = ""
-    changed_in: str = ""
 
 
 @dataclass(frozen=True)

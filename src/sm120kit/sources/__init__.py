@@ -16,8 +16,6 @@ import re
 import shutil
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
-
 from sm120kit.core import reporting
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import disk_errors
@@ -57,18 +55,6 @@ def checkout_name(pin: Pin) -> str:
     """The directory name of a pin's checkout: project, version, and a digest that is unique to the pin."""
     name = re.sub(r"[^\w.+-]", "-", f"{pin.project}-{pin.version}")
     return f"{name}-{digest_of([_FORMAT, pin])[:16]}"
-
-
-def other_versions(checkout: Checkout) -> dict[str, Path]:
-    """The repositories of the other versions of a checkout's project in the same state directory, by version."""
-    name = re.compile(rf"{re.escape(checkout.pin.project)}-(.+)-[0-9a-f]{{16}}")
-    repositories = {}
-    for path in checkout.repository.parent.iterdir():
-        match = name.fullmatch(path.name)
-        if match and path != checkout.repository and (path / "HEAD").is_file():
-            with contextlib.suppress(InvalidVersion):
-                repositories[str(Version(match[1]))] = path
-    return repositories
 
 
 def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
