@@ -303,6 +303,18 @@ def test_hunks_with_other_context_or_none_have_one_place_or_are_refused(
     assert text_at(after, "csrc/mine.cu") == twenty(source)
 
 
+def test_mode_is_not_lost_where_context_differs(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+    upstream = Upstream(tmp_path / "u", {LAUNCHER: changed(KERNEL, 18, "x\n")})
+    upstream.commit({LAUNCHER: changed(changed(KERNEL, 18, "x\n"), 20, "twenty\n")}, "x")
+    change = upstream.output("diff", "HEAD^")
+    file = tmp_path / "x.diff"
+    file.write_bytes(
+        change.replace(b"index ", b"old mode 100644\nnew mode 100755\nindex ", 1).replace(b" 100644\n---", b"\n---")
+    )
+    with pytest.raises(PatchConflict):
+        imported(tree, patch_dir.root, file)
+
+
 @pytest.mark.parametrize("line", ["1", "15", "30"])
 def test_lines_added_without_context_belong_to_the_version_of_the_blob_id(
     line: str, patch_dir: PatchDirectory, tmp_path: Path

@@ -251,7 +251,7 @@ def _merged_files(
         for section in change[0]:
             path = place.project.prefix + section.path
             hunks = [hunk for hunk in change[1] if hunk.path == section.path]
-            if path not in existing or not hunks:
+            if path not in existing or not hunks or b"\nnew mode " in section.text:
                 continue
             content = repository.read(above, path)
             without = [hunk for hunk in hunks if not has_context(hunk)]
