@@ -1,0 +1,42 @@
+"""The series on releases of FlashInfer that no recipe has: it applies, and leaves out the tiles that do not fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from packaging.version import Version
+
+from sm120kit import patches, sources
+from sm120kit.core.workspace import Workspace
+from sm120kit.patches.drift import VERSION_H, cutlass_version
+from sm120kit.sources.git import Repository
+from sm120kit.sources.index import ListedFile
+from sm120kit.sources.origin import DEFAULT
+from sm120kit.sources.releases import Releases
+from sm120kit.sources.source_records import SdistPin, VendoredProject
+
+ROOT = Path(__file__).parents[3]
+CUTLASS = "3rdparty/cutlass"
+GENERATOR = re.compile(r"def gen_gemm_sm120_module_cutlass_mxfp8\(.*?for cta_m, cta_n, cta_k", re.DOTALL)
+
+
+def releases() -> list[ListedFile]:
+    """The sdists of 0.6.11 to 0.6.18, with their post-releases."""
+    sdists = (file for file in Releases(DEFAULT).files("flashinfer-python") if file.filename.endswith(".tar.gz"))
+    return [file for file in sdists if Version("0.6.11") <= Version(file.version) < Version("0.6.19")]
+
+
+def test_series_applies_to_releases_and_leaves_out_tiles() -> None:
+    listed, workspace = releases(), Workspace.open(None)
+    assert len(listed) >= 17
+    for file in listed:
+        pin = SdistPin("flashinfer", "flashinfer-python", file.version, file.location.sha256)
+        checkout = sources.fetch(pin, workspace)
+        header = Repository(checkout.repository).read(checkout.tree, f"{CUTLASS}/{VERSION_H}")
+        inside = (VendoredProject("cutlass", CUTLASS, cutlass_version(header.decode())),)
+        tree = patches.apply(checkout, inside, ROOT / "patches", ROOT / "cutlass_overrides")
+        assert "mxfp8-tiles-that-fit--0.6.11" in [patch.slug for patch in tree.patches], file.version
+        generator = Repository(checkout.repository).read(tree.tree, "flashinfer/jit/gemm/core.py").decode()
+        (tiles,) = GENERATOR.findall(generator)
+        assert "(128, 128, 128)" in tiles and "256" not in tiles, file.version
