@@ -141,13 +141,13 @@ def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path], options
     flashinfer = build.flashinfer
     paths = {project.project: project.path for project in flashinfer.inside}
     for filled in build.table.injected.values():
+        if filled.project is None:
+            continue
         if filled.pin:
             required = _commit_tree(filled.pin, options)
-        elif filled.project:
+        else:
             tree = Repository(flashinfer.checkout.repository).subtree(flashinfer.commit, paths[filled.project])
             required = replace(flashinfer, tree=tree)
-        else:
-            continue
         patches.materialise(required, site.work / filled.project)
 
 
