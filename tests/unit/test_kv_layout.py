@@ -173,6 +173,9 @@ IRREGULAR: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("config", "why"),
     [
+        (PLAIN | {"num_key_value_heads": [2, 4]}, "num_key_value_heads in config.json has 2 layers"),
+        (PLAIN | {"layer_types": [0, 1, 1, 1]}, "layers of 0, 1 (layer_types)"),
+        (PLAIN | {"is_encoder_decoder": True}, "encoder"),
         ({}, "number of layers"),
         ({"num_hidden_layers": 4}, "heads"),
         (PLAIN | {"hidden_size": 257}, "head_dim"),

@@ -238,8 +238,9 @@ def _named(key: str, names: Any) -> tuple[str, ...]:
     Raises:
         _Unknown: a name is not known.
     """
-    kinds = [str(name) for name in names]
-    if unknown := sorted(set(kinds) - _NAMES.keys() - V4_RATES.keys()):
+    kinds = [str(name) if isinstance(name, str) or key == "attn_type_list" else repr(name) for name in names]
+    numbers = {"0", "1"} if key != "attn_type_list" else set()
+    if unknown := sorted({*kinds} - (_NAMES.keys() | V4_RATES.keys()) | ({*kinds} & numbers)):
         raise _Unknown(f"it has layers of {', '.join(unknown)[:80]} ({key})")
     return tuple(_NAMES.get(kind, kind) for kind in kinds)
 
@@ -317,7 +318,9 @@ def _heads(config: _Config, layer: int) -> int:
         return _block_heads(blocks[layer], config.number(*_QUERY_HEADS, limit=HEAD_LIMIT))
     for key in ("num_key_value_heads", "num_key_value_heads_per_layer"):
         if isinstance(each := config.get(key), list):
-            return count({key: each[layer] if layer < len(each) else None}, key, HEAD_LIMIT) or 0
+            if len(each) != (layers := config.number(*_LAYERS, limit=LAYER_LIMIT)):
+                raise _Unknown(f"{key} in config.json has {len(each)} layers, and the number of layers is {layers}")
+            return count({key: each[layer]}, key, HEAD_LIMIT) or 0
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
     grouped = config.get("attn_config") or {}
