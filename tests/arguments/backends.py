@@ -4,7 +4,8 @@ A temporary environment has the locked distributions of a recipe, with their com
 the engine. In it, the program that checks images takes each configuration's command line, with the ``config.json`` of its
 checkpoint and a GPU of its kind, through the engine's own validation after parsing. The result is written to
 ``recipes/engines/<recipe>.backends.json``, see :mod:`sm120kit.images.backends`.
-``backends.py --table`` prints the table of docs/measurements/backends.md.
+``backends.py --table`` prints the table of docs/measurements/backends.md, and ``backends.py --options`` that of
+docs/measurements/speed-options.md, with the options of ``recipes/ablations.toml`` that the engine refuses.
 
 About 10 GB of disk for an engine.
 """
@@ -19,16 +20,18 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sm120kit import recipes
+from sm120kit.bench.ablation import configured
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import backends, checks
 from sm120kit.kernels import driver_stub
-from sm120kit.recipes import configurations
+from sm120kit.recipes import ablations, configurations, drafters
 from sm120kit.recipes import target as targets
 from sm120kit.sources import resolver, wheelhouse
 from sm120kit.sources.run_options import Options
@@ -43,13 +46,15 @@ LEFT_OUT = ("opencv-python-headless", "decord2")
 """Locked distributions that no selection imports."""
 NEEDED = {"qwen3.5-122b-nvfp4-2x-rtx-pro-6000": "--mamba-scheduler-strategy"}
 """Options, each with its value, without which an engine refuses a configuration: that it does is recorded too."""
+MISSING = {"sglang": ("quantized-draft-head", "b12x-experts", "b12x-linear")}
+"""Options that an engine has not: names in the wheel of SGLang 0.5.23."""
 USES = ("attention", "linear attention", "KV cache", "experts", "layers")
 """Columns of the table."""
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--table"]:
-        print(table())
+    if printed := {"--table": table, "--options": options_table}.get("".join(sys.argv[1:])):
+        print(printed())
         return
     for engine in sys.argv[1:] or sorted({configurations.load(name).engine for name in configurations.names()}):
         with tempfile.TemporaryDirectory(prefix="sm120kit-backends-") as scratch:
@@ -121,14 +126,25 @@ def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) 
             argv = list(cases[key]["argv"])
             del argv[argv.index(option) : argv.index(option) + 2]
             cases[f"{key} without {option}"] = {**cases[key], "argv": argv}
+    tried = {(each.name, option.name): case for each in served for option, case in with_options(each)}
+    cases |= {" with ".join(key): case for key, case in tried.items()}
     answers = select(engine, python, scratch, cases)
     entries = {configuration.name: entry(configuration, answers.get(configuration.name)) for configuration in served}
     for key in NEEDED.keys() & entries.keys():
         entries[key]["refused_without"] = {NEEDED[key]: answers[f"{key} without {NEEDED[key]}"]["refusal"]}
+    for key, option in tried:
+        entries[key].setdefault("with", {})[option] = answers[f"{key} with {option}"]["refusal"]
     head = {"format": FORMAT, "recipe": name, "wheel": {"filename": wheel.filename, "sha256": wheel.sha256}}
     backends.record_path(name).write_text(record_text(head, entries))
     for key, value in entries.items():
         print(f"{name}: {key}: {value['refusal'] or value['not_validated'] or 'accepted'}")
+
+
+def with_options(configuration: configurations.Configuration) -> Iterator[tuple[ablations.Ablation, dict[str, Any]]]:
+    """The inputs of the program for a configuration with each option that changes its arguments."""
+    for option in ablations.of(configuration):
+        if option.arguments and (case := backends.case(configured(configuration, option))):
+            yield option, case
 
 
 def select(engine: recipes.EngineRecipe, python: Path, scratch: Path, cases: dict[str, Any]) -> dict[str, Any]:
@@ -226,6 +242,44 @@ def table() -> str:
         )
         rows.append(f"| {name} | {engine} | {' | '.join(cells)} | {draft or 'none'} |")
     return "\n".join(rows)
+
+
+def options_table() -> str:
+    """The options with what sets them, which configuration can have which, and why the engine refuses some."""
+    options = ablations.every()
+    names = list(dict.fromkeys(option.name for option in options))
+    rows = [f"| {each.name} | {each.engine} | `{each.text}` |" for each in options]
+    rows += ["", f"| configuration | {' | '.join(names)} | drafter |", "|" + "---|" * (len(names) + 2)]
+    recorded, reasons = entries(), []
+    for configuration in map(configurations.load, configurations.names()):
+        own = {option.name: option for option in options if configuration.engine.startswith(option.engine)}
+        tried = recorded[configuration.name][1].get("with", {})
+        if own:
+            lacking = MISSING.get(configuration.served_by.name, ())
+            cells = [
+                option_state(configuration, own[name], tried) if name in own else "missing" * (name in lacking)
+                for name in names
+            ]
+            rows.append(f"| {configuration.name} | {' | '.join(cells)} | {drafter_state(configuration)} |")
+        reasons += [f"* {configuration.name}, {option}: {reason}" for option, reason in tried.items() if reason]
+    return "\n".join([*rows, "", "What the engine answers where it refuses:", "", *reasons])
+
+
+def option_state(configuration: configurations.Configuration, option: ablations.Ablation, tried: dict[str, str]) -> str:
+    """A cell of the table."""
+    if option.is_in(configuration):
+        value = option.arguments[-1] if option.arguments else ""
+        return "on" if any(value in word for word in configuration.arguments) else "other value"
+    if not option.applies(configuration):
+        return ""
+    return ("refused" if tried[option.name] else "accepted") if option.name in tried else "off"
+
+
+def drafter_state(configuration: configurations.Configuration) -> str:
+    """The draft models that an engine loads for a configuration."""
+    known = drafters.of(configuration.model.repository, recipes.load_engine(configuration.engine))
+    states = ((each.repository, any(each.repository in word for word in configuration.arguments)) for each in known)
+    return "; ".join(f"{repository}: {'on' if on else 'off'}" for repository, on in states)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,11 @@ def test_page_has_the_recorded_table() -> None:
     assert BACKENDS["table"]() in PAGE.read_text(), "python tests/arguments/backends.py --table"
 
 
+def test_page_has_the_options_of_each_configuration() -> None:
+    assert BACKENDS["options_table"]() in PAGE.with_name("speed-options.md").read_text(), "backends.py --options"
+    assert any(reason for _, entry in ENTRIES.values() for reason in entry.get("with", {}).values())
+
+
 def test_models_have_a_source_and_list_what_is_assumed() -> None:
     served = {configurations.load(name).model.repository for name in configurations.names()}
     for path in sorted((data_root() / "recipes" / "checkpoints").glob("*.json")):

@@ -187,7 +187,7 @@ def test_ablations_apply_where_the_option_is_missing() -> None:
     assert "quantized-draft-head" not in names, "vLLM refuses it with DFlash"
     one = configurations.load("minimax-m2.7-nvfp4-2x-rtx-pro-6000")
     chosen = one.model_copy(update={"arguments": (), "environment": {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}})
-    assert [each.name for each in ablations.of(chosen)] == ["b12x-experts", "fair-prefill"]
+    assert [each.name for each in ablations.of(chosen)] == ["b12x-experts", "b12x-linear", "nvfp4-kv", "fair-prefill"]
     assert ablations.of(configurations.load("qwen3.5-397b-nvfp4-8x-rtx-pro-6000")) == ()
     shown = CliRunner().invoke(app, ["config", "show", "glm-5.3-flash-nvfp4-4x-rtx-pro-6000"]).stdout
     assert "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC=1" in shown and "without --speculative-config" in " ".join(shown.split())

@@ -9,6 +9,7 @@ from sm120kit.cli.options import ConfigName, Json, argument, configuration_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import find, origin, user_repository
 from sm120kit.hosts.facts import probe
+from sm120kit.images import backends
 from sm120kit.recipes import ablations, arguments, configurations, known_defects
 from sm120kit.recipes.configurations import Configuration, Container, Hardware, Reference
 from sm120kit.serving import fit
@@ -80,7 +81,11 @@ def show(name: ConfigName, json: Json = False) -> None:
     if config.host:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
     rows += [("deviation", f"{change.field}: {change.reason}") for change in config.deviations]
-    rows += [(f"ablation: {each.name}", f"{each.text}: {each.effect}; {each.source}") for each in ablations.of(config)]
+    refusals = backends.load(config.engine).get(config.name, {}).get("with", {})
+    for each in ablations.of(config):
+        refusal = refusals.get(each.name)
+        known = f"{config.engine} refuses it: {refusal}" if refusal else f"{each.effect}; {each.source}"
+        rows.append((f"ablation: {each.name}", f"{each.text}: {known}"))
     if recorded := fit.recorded_model(model.repository, model.gigabytes or 0):
         defects = known_defects.of(config, recorded.model_type, recorded.quantization + model.quantization)
         rows += [("known defect", each.text) for each in defects]

@@ -38,15 +38,17 @@ class Ablation(Strict):
     experts: bool = False
     key: str = ""
 
+    def is_in(self, configuration: Configuration) -> bool:
+        """Whether a configuration has this option."""
+        named = any(self.key and self.key in argument for argument in configuration.arguments)
+        return named or bool(self.environment.keys() & configuration.environment.keys())
+
     def applies(self, configuration: Configuration) -> bool:
         """Whether a configuration can have this option, and has not."""
-        has = self.environment.keys() & configuration.environment.keys() or any(
-            self.key and self.key in argument for argument in configuration.arguments
-        )
         drafts = configuration.speculation
         gpus = configuration.hardware.gpus if configuration.hardware.nodes == 1 else 0
         return (
-            not has
+            not self.is_in(configuration)
             and configuration.engine.startswith(self.engine)
             and (not self.gpus or gpus in self.gpus)
             and (not self.speculation or (drafts is not None and (not self.methods or drafts.method in self.methods)))
@@ -60,13 +62,22 @@ class Ablation(Strict):
         return " ".join(words) or f"without {self.without}"
 
 
+def every() -> tuple[Ablation, ...]:
+    """All options.
+
+    Raises:
+        BadInput: the file is not well-formed.
+    """
+    return read_entries(Ablation, "ablations", "ablation")
+
+
 def of(configuration: Configuration) -> tuple[Ablation, ...]:
     """The options that apply to a configuration and that it does not have.
 
     Raises:
         BadInput: the file is not well-formed.
     """
-    return tuple(each for each in read_entries(Ablation, "ablations", "ablation") if each.applies(configuration))
+    return tuple(each for each in every() if each.applies(configuration))
 
 
 def named(configuration: Configuration, names: Iterable[str]) -> tuple[Ablation, ...]:
