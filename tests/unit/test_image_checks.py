@@ -27,7 +27,7 @@ import pytest
 from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
 from sm120kit.images import checks, image_verification
-from sm120kit.images.checks import _image_checks
+from sm120kit.images.checks import _image_checks, _outside
 from sm120kit.images.checks._suite_programs import RUNNER
 from sm120kit.images.image_records import Check, CheckResult, Image
 from sm120kit.kernels import driver_stub
@@ -250,6 +250,8 @@ def test_base_files_must_be_those_of_the_wheels(tree: tuple[Any, Path]) -> None:
     (site / "one.py").write_text("ONE = 2\n")
     with pytest.raises(AssertionError, match="is not the file of One"):
         base.check_files({})
+    with pytest.raises(AssertionError, match="do not belong to their source"):
+        base.check_bytecode({})
     (site / "one.py").unlink()
     with pytest.raises(AssertionError, match=r"one\.py: No such file"):
         base.check_files({})
@@ -1065,3 +1067,58 @@ def test_kernels_of_b12x_are_not_looked_up_without_a_table(load: Callable[[str],
     with pytest.raises(NotRun, match="compiles no kernels of b12x"):
         suite.check_b12x_kernels({"b12x": {}})
     assert suite.group([("experts", 1), ("GEMM", 2), ("experts", 3)]) == {"experts": [1, 3], "GEMM": [2]}
+
+
+def test_names_of_wheels_in_the_history_are_no_secrets() -> None:
+    wheels = {"tokenspeed-triton": "3.9", "tokenizers": "1.0"}
+    labels = {"sm120kit.wheels": "tokenizers==1.0"}
+    image = Image("sha256:1", "c", "linux/amd64", (), labels, "1000:1000", 0)
+    expected = checks.ExpectedImage("vllm", "r", "1", "c", "t", "p", (), (), (), wheels)
+    steps = ["sm120kit: tokenspeed-triton 3.9", "#(nop) LABEL sm120kit.wheels=tokenizers==1.0", "sm120kit: 12 wheels"]
+    assert _outside.suspect_steps(steps, image, expected) == []
+    leaks = ["sm120kit: tokenspeed-triton 3.9 token=1", "RUN pip install --index-url=https://a:b@host", "LABEL token=x"]
+    assert _outside.suspect_steps([*steps, *leaks], image, expected) == leaks
+
+
+def test_bytecode_of_a_file_with_dots_in_its_name(tree: tuple[Any, Path]) -> None:
+    """Such a name is not importable, but compileall compiles the file."""
+    base, site = tree
+    source = site / "fp8.decode.py"
+    source.write_text("")
+    for optimize in (0, 1):
+        py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, optimize=optimize)
+    assert len(list((site / "__pycache__").glob("fp8.decode.*.pyc"))) == 2
+    base.check_bytecode({})
+    source.write_text("changed = True\n")
+    with pytest.raises(AssertionError, match=r"^2 do not belong to their source"):
+        base.check_bytecode({})
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda home, site: (home / ".netrc").write_text("x"), "netrc"),
+        (lambda home, site: (home / ".config" / "pip").mkdir(parents=True) or (home / ".config/pip/x").touch(), "pip/x"),
+        (lambda home, site: (site.parents[2] / "pip.conf").touch(), "pip.conf"),
+        (lambda home, site: (site / "one-1.0.dist-info" / "direct_url.json").touch(), "origin of a wheel"),
+    ],
+)
+def test_base_secrets_must_be_absent(
+    tree: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Callable[..., Any], message: str
+) -> None:
+    base, site = tree
+    home = tmp_path / "home"
+    (home / ".cache" / "empty").mkdir(parents=True)
+    monkeypatch.setattr(base, "ETC", tmp_path / "etc")
+    monkeypatch.setattr(base, "HOMES", (home,))
+    for name in list(os.environ):
+        if base.SECRET.search(name):
+            monkeypatch.delenv(name)
+    base.check_no_secrets({})
+    monkeypatch.setenv("MY_API_KEY", "x")
+    with pytest.raises(AssertionError, match="MY_API_KEY"):
+        base.check_no_secrets({})
+    monkeypatch.delenv("MY_API_KEY")
+    fault(home, site)
+    with pytest.raises(AssertionError, match=message):
+        base.check_no_secrets({})

@@ -92,6 +92,11 @@ class LocalImages:
         """The settings with which a container of an image starts, see :func:`sm120kit.images.image_records.start_settings`."""
         return start_settings(self._config(reference).get("config") or {})
 
+    def history(self, reference: str) -> tuple[str, ...]:
+        """The build commands in the history of an image, newest first."""
+        steps = self._config(reference).get("history") or []
+        return tuple(str(step.get("created_by", "")) for step in reversed(steps))
+
     def digests(self, image: str) -> dict[str, str]:
         """The sha256 of files, by path, which were computed while the layers were unpacked."""
         return _rootfs.digests(self._layers(image))

@@ -46,6 +46,8 @@ INIT = f"{SITE}/flashinfer/__init__.py"
 FAULTS = (
     ("files", f"echo '# changed' >> {SITE}/tqdm/utils.py"),
     ("files", f"touch {SITE}/added.py"),
+    ("bytecode", f"cp {SITE}/idna/__pycache__/core.cpython-311.pyc {SITE}/idna/__pycache__/codec.cpython-311.pyc"),
+    ("no_secrets", "echo x > /etc/pip.conf"),
     ("versions", f"sed -i 's/^Version: .*/Version: 9/' {SITE}/tabulate-*.dist-info/METADATA"),
     ("requirements", f"sed -i 's/^Version: .*/Version: 0.1/' {SITE}/sympy-*.dist-info/METADATA"),
     ("modules_load", f"for library in {SITE}/flashinfer/data/aot/*/*.so; do echo damaged > $library; done"),
@@ -61,7 +63,7 @@ def test_each_check_detects_its_fault(image_host: ImageHost, image: str) -> None
     report = json.loads(image_host.run("verify", "image", changed, "--json", code=1).stdout)
     failed = {check["name"] for check in report["checks"] if check["verdict"] == "failed"}
     assert {name for name, _ in FAULTS} | {"device_code"} <= failed, report
-    assert {"size", "user"} & failed == set()
+    assert {"size", "history", "user"} & failed == set()
     (files,) = (check["detail"] for check in report["checks"] if check["name"] == "files")
     assert (
         report["verified"] is None
@@ -77,7 +79,7 @@ def test_verified_image_is_tagged(image_host: ImageHost, image: str, verified: s
     report = json.loads(image_host.run("verify", "image", image, "--json").stdout)
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
     not_run = {name for name, verdict in verdicts.items() if verdict == "not run"}
-    assert not_run == {"kernels", "tactics"} and set(verdicts.values()) == {"passed", "not run"} and len(verdicts) == 17
+    assert not_run == {"kernels", "tactics"} and set(verdicts.values()) == {"passed", "not run"} and len(verdicts) == 20
     facts = report["facts"]
     assert facts["driver"].startswith("a stub") and facts["loaded"] == "fp4_quantization_120f"
     assert facts["answers compared"] == "512" and facts["archs"] == "sm_120f" and int(facts["kernels"]) >= 20

@@ -1,7 +1,8 @@
-"""Checks that a container cannot run on itself: size, signature, entrypoint, device code."""
+"""Checks that a container cannot run on itself: size, history, signature, entrypoint, device code."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -27,11 +28,13 @@ NEEDS_GPU = {
 }
 """Checks that are not run, because the container has no GPU: by suite, name and reason."""
 
+_SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
+
 
 def outside(
     image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace, baseline: Baseline | None
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Run the checks that a container cannot run on itself: size, signature, entrypoint, device code.
+    """Run the checks that a container cannot run on itself: size, history, signature, entrypoint, device code.
 
     Device code and entrypoint of an image that differs from ``baseline`` in Python files only are not checked.
     """
@@ -40,6 +43,9 @@ def outside(
     size = f"{image.bytes / 2**20:.0f} MiB"
     problem = f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed" if image.bytes > limit else ""
     yield Check("base", "size", CheckResult.FAILED if problem else CheckResult.PASSED, problem), {"size": size}
+    leaks = "; ".join(suspect_steps(store.history(image.id), image, expected))[:200]
+    problem = f"a setting or secret in the history: {leaks}" if leaks else ""
+    yield Check("base", "history", CheckResult.FAILED if leaks else CheckResult.PASSED, problem), {}
     site = f"/{VENV}/lib/python{image.labels.get('sm120kit.python', '')}/site-packages"
     if baseline:
         for left in baseline.left("flashinfer/device_code", "engine/b12x_code", "engine/entrypoint"):
@@ -55,6 +61,13 @@ def outside(
     for suite, (name, reason) in NEEDS_GPU.items():
         if suite in required_suites(expected.kind):
             yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
+
+
+def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage) -> list[str]:
+    """The steps in the history of an image that show a setting or a secret. Names of wheels such as tokenizers do not."""
+    wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"
+    layers = {f"sm120kit: {name} {version}" for name, version in expected.distributions.items()}
+    return [step for step in history if _SECRET.search(step) and step not in layers and not step.endswith(wheels)]
 
 
 def signature(image: Image, workspace: Workspace) -> tuple[Check, ...]:

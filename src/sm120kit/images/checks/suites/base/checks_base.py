@@ -1,8 +1,9 @@
-"""Checks of every image: user, installed distributions and files, and files that must be absent."""
+"""Checks of every image: user, installed distributions and files, bytecode, and files that must be absent."""
 
 import base64
 import csv
 import hashlib
+import importlib.util
 import os
 import pwd
 import re
@@ -15,9 +16,13 @@ from pathlib import Path
 
 PREFIX = Path(sys.prefix)
 SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
+ETC, HOMES = Path("/etc"), (Path.home(), Path("/root"))
+SETTINGS = ("pip.conf", ".netrc", "_netrc", ".pypirc", "uv.toml", ".git-credentials", ".dockercfg")
+SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|index_url|find_links|proxy)")
+COMPILED = re.compile(r"\.[^.]+(\.opt-\d)?\.pyc$")
 VENV_FILES = re.compile(r"bin/(python[\d.]*|[Aa]ctivate[\w.]*)$|pyvenv\.cfg$")
 
-QUICK = ("user", "versions", "files", "requirements")
+QUICK = ("user", "versions", "files", "bytecode", "requirements", "no_secrets")
 """Checks of an image that differs from a checked one in Python files only."""
 
 BESIDE = ("imports_without_left_out",)
@@ -143,7 +148,7 @@ def check_files(expected):
         if len(wheels) > 1:
             required = set().union(*(needs[name] for name, _ in wheels))
             wheels = [(name, hash_) for name, hash_ in wheels if name not in required] or wheels
-        # Bytecode is compiled for the image, also that of a wheel.
+        # Bytecode is compiled for the image, also that of a wheel; check_bytecode compares it with its source instead.
         hashes = [hash_ for _, hash_ in wheels if hash_ is not None and "/__pycache__/" not in path]
         if not hashes and not os.path.lexists(path):
             problems.append(f"{path}: No such file")
@@ -177,6 +182,24 @@ def check_files(expected):
     return facts | {"not as in their RECORD": ", ".join(wrong)} if wrong else facts
 
 
+def check_bytecode(expected):
+    """Bytecode belongs to its source. Python does not check that itself: the bytecode is unchecked hash-based.
+
+    If ``changed`` of ``expected`` is set, all other files are those of an image that passed this check.
+    """
+    count, problems, changed = 0, [], expected.get("changed")
+    compiled = (path for text in changed or () if text.endswith(".pyc") and (path := Path(text)).exists())
+    for path in SITE.rglob("__pycache__/*.pyc") if changed is None else compiled:
+        source = path.parents[1] / COMPILED.sub(".py", path.name)
+        with path.open("rb") as file:
+            head = file.read(16)
+        if not source.is_file() or head[8:16] != importlib.util.source_hash(source.read_bytes()):
+            problems.append(str(path))
+        count += 1
+    assert not problems, f"{len(problems)} do not belong to their source: " + "; ".join(problems[:5])
+    return {"bytecode files": str(count)} if changed is None else {"bytecode files compared again": str(count)}
+
+
 def check_requirements(expected):
     """Every requirement of every distribution is satisfied, except those that the recipe leaves out or overrides."""
     from packaging.requirements import Requirement
@@ -199,3 +222,22 @@ def check_requirements(expected):
                 problems.append(f"{distribution.metadata['Name']} requires {requirement}, installed is {version}")
     assert not problems, "; ".join(sorted(problems))
     return {"left out": ", ".join(sorted(left_out)) or "nothing", "overridden": ", ".join(sorted(overridden)) or "nothing"}
+
+
+def check_no_secrets(expected):
+    """No index setting, credential or proxy is in the environment or in files that programs read them from."""
+    names = [name for name in os.environ if SECRET.search(name)]
+    assert not names, f"environment: {', '.join(names)}"
+    directories = [ETC, *HOMES, PREFIX]
+    files = [str(parent / name) for parent in directories for name in SETTINGS if os.path.lexists(parent / name)]
+    files += [
+        str(path)
+        for home in HOMES
+        for name in (".docker", ".ssh", ".config", ".cache")
+        if os.access(home, os.X_OK)
+        for path in [home / name, *(home / name).rglob("*")]
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_dir())
+    ]
+    assert not files, ", ".join(files)
+    origins = [str(path) for path in SITE.glob("*.dist-info/direct_url.json")]
+    assert not origins, f"these record the origin of a wheel: {', '.join(origins)}"
