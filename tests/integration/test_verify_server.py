@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from small_models import probe_tokenizer, tiny_model, word_ids
 from small_server import Options, SmallEngine, small_server
 
 from sm120kit.cli import app
+from sm120kit.cli.verify_server import ProbedServer
 from sm120kit.core.errors import CheckFailed, NotFound, ServerFailed
 from sm120kit.probes.decode_by_prefill import _read_alike
 
@@ -138,3 +141,25 @@ def test_usage_errors(tmp_path: Path) -> None:
         assert verify(server.url, output).exit_code and output.read_text() == "{}"
     assert isinstance(verify("http://127.0.0.1:9", tmp_path / "n.json").exception, ServerFailed)
     assert not (tmp_path / "n.json").exists()
+
+
+def test_key_and_headers_of_the_server_are_not_sent_to_the_reference() -> None:
+    seen: list[dict[str, str]] = []
+
+    class Models(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(dict(self.headers))
+            body = b'{"object": "list", "data": [{"id": "m", "object": "model"}]}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with HTTPServer(("127.0.0.1", 0), Models) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        for key, sent in (("", None), ("other", "Bearer other")):
+            probed = ProbedServer(api_key="hunter2", header=["X-Key: hunter2"], reference=url, reference_api_key=key)
+            assert probed.compared()
+            assert seen[-1].get("Authorization") == sent and "hunter2" not in str(seen)
+        server.shutdown()

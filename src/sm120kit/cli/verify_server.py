@@ -9,7 +9,7 @@ from typing import Annotated
 
 from sm120kit import bench, kld, probes
 from sm120kit.bench import MeasuredServer
-from sm120kit.cli.options import Html, Json, Overwrite, ServerAccess, argument, option
+from sm120kit.cli.options import Html, Json, Overwrite, ServerAccess, argument, key_of, option
 from sm120kit.core import console
 from sm120kit.core.disk import require_new, require_writable
 from sm120kit.core.errors import CheckFailed, ServerFailed
@@ -33,6 +33,9 @@ class ProbedServer(ServerAccess):
             "Compare with a server of the same model, such as one without speculation, or with a file of kld --save.",
         ),
     ] = ""
+    reference_api_key: Annotated[
+        str, option("--reference-api-key KEY|@FILE", "API key for the server of --reference; --api-key is not sent there.")
+    ] = ""
 
     def compared(self) -> tuple[Endpoint, str] | SavedReference | None:
         """The reference.
@@ -45,7 +48,7 @@ class ProbedServer(ServerAccess):
         if not is_url(self.reference):
             return kld.SavedReference(Path(self.reference))
         url, _, model = self.reference.partition("#")
-        endpoint = self.endpoint(url)
+        endpoint = Endpoint.parse(url, key_of(self.reference_api_key))
         return endpoint, bench.choose_model(endpoint, model or None)
 
 
