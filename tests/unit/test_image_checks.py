@@ -739,7 +739,7 @@ def test_sglang_without_and_with_faults(engine: RunEngine, tmp_path: Path) -> No
 
 
 SELECTS = {
-    "torch.py": "class cuda: pass\n",
+    "torch.py": "class cuda: pass\nclass accelerator: pass\n",
     "triton/__init__.py": "class runtime:\n    class driver:\n        def set_active(active): pass\n",
     "triton/backends/__init__.py": "class nvidia:\n    class driver: pass\nbackends = {'nvidia': nvidia}\n",
     "triton/backends/compiler.py": "def GPUTarget(*values): return values\n",
@@ -985,6 +985,7 @@ def test_every_recorded_back_end_of_vllm_is_looked_up_or_is_not_of_flashinfer(lo
     calls = {pair: suite._calls(*pair, None, None) for pair in selected if pair[1] != "FLASHINFER"}
     assert {name for (_, name), every in calls.items() if every} == {
         "FLASHINFER_MLA_SPARSE_DSV4",
+        "FLASHINFER_MLA_SPARSE_SM120",
         "FlashInferCutlassNvFp4LinearKernel",
         "FlashInferFP8ScaledMMLinearKernel",
         "NvFp4 FLASHINFER_CUTLASS",
@@ -1002,12 +1003,13 @@ def test_back_end_of_sglang_that_uses_flashinfer_is_looked_up(load: Callable[[st
     known = {("attention", "flashinfer"), ("sampling", "flashinfer"), ("experts", "flashinfer_mxfp4")}
     selected = [(entry, use, name) for entry in recorded for use, names in entry["selected"].items() for name in names]
     met = {(use.removeprefix("draft: "), name) for _, use, name in selected}
-    assert met >= known and ("layers", "fp4: flashinfer_cutlass") in met
+    gemm = ("layers", "fp4: flashinfer_cutlass")
+    assert met >= known | {gemm}
     for entry, use, name in selected:
         if (use.removeprefix("draft: "), name) not in known:
-            assert suite._calls(use, name, None, {"selected": entry["selected"]}) == {}
-    with pytest.raises(AssertionError, match="layers: fp4: flashinfer_cutlass uses FlashInfer, and is not looked up"):
-        suite._calls("layers", "fp4: flashinfer_cutlass", None, {"selected": {"quantization": ["modelopt_fp4"]}})
+            fp4 = (use, name) == gemm and "modelopt_fp4" in entry["selected"]["quantization"]
+            calls = suite._calls(use, name, None, {"selected": entry["selected"]})
+            assert {*calls} == ({"fp4 inputs", "fp4 GEMM"} if fp4 else set())
     with pytest.raises(AssertionError, match="experts: flashinfer_new uses FlashInfer, and is not looked up"):
         suite._calls("experts", "flashinfer_new", None, None)
 

@@ -191,6 +191,16 @@ def autotuner():
     delay_kernel(0)
 
 
+def fp4_gemm():
+    """Call FlashInfer's NVFP4 GEMM."""
+    import flashinfer
+    import torch
+
+    matrix, scales = (torch.zeros(*shape, dtype=torch.uint8) for shape in ((32, 64), (128, 8)))
+    options = {"block_size": 16, "use_8x4_sf_layout": False, "backend": "cutlass"}
+    flashinfer.mm_fp4(matrix, matrix.t(), scales, scales.t(), torch.ones(1), torch.bfloat16, **options)
+
+
 def require_served(expected, engine, version):
     """Raise NotRun for another version of the engine, or without a configuration to look up."""
     locked = expected["distributions"][engine].partition("+")[0]

@@ -17,6 +17,7 @@ from checks_engine import (
     Requested,
     accepts_configurations,
     autotuner,
+    fp4_gemm,
     on_capability,
     output_tail,
     report_requests,
@@ -327,8 +328,18 @@ def _calls(use, backend, arguments, served):
         weights = {"fp4": "modelopt_fp4", "fp8": "fp8"}[backend.partition(":")[0]]
         if weights not in served["selected"]["quantization"]:
             return {}
+        if backend == "fp4: flashinfer_cutlass":  # layers/quantization/modelopt_quant.py
+            return {"fp4 inputs": _fp4_inputs, "fp4 GEMM": fp4_gemm}
     assert "flashinfer" not in backend, f"{use}: {backend} uses FlashInfer, and is not looked up"
     return {}
+
+
+def _fp4_inputs():
+    """Call FlashInfer's quantization of activations to NVFP4."""
+    import flashinfer
+    import torch
+
+    flashinfer.fp4_quantize(torch.zeros(32, 64, dtype=torch.bfloat16), torch.ones(1), backend="cuda")
 
 
 def _attention(arguments, grouped):

@@ -18,6 +18,7 @@ from unittest import mock
 from checks_engine import (
     accepts_configurations,
     autotuner,
+    fp4_gemm,
     on_capability,
     output_tail,
     report_requests,
@@ -207,12 +208,12 @@ def _calls(use, name, arguments, served):
     kind = use.removeprefix("draft: ")
     if (kind, name) == ("attention", "FLASHINFER"):
         return _flashinfer_attention(use, arguments, served)
-    if (kind, name) == ("attention", "FLASHINFER_MLA_SPARSE_DSV4"):
+    if (kind, name) in (("attention", "FLASHINFER_MLA_SPARSE_DSV4"), ("attention", "FLASHINFER_MLA_SPARSE_SM120")):
         return {"": _sparse_mla}
     if kind == "experts" and name.endswith(" FLASHINFER_CUTLASS"):
         return {"": _fused_moe}
     if (kind, name) == ("layers", "FlashInferCutlassNvFp4LinearKernel"):
-        return {name: _fp4_gemm}
+        return {name: fp4_gemm}
     if (kind, name) == ("layers", "FlashInferFP8ScaledMMLinearKernel"):
         # It passes "auto", with which FlashInfer's autotuner loads CUTLASS first, and then cuBLAS.
         return {f"{name}, {backend}": partial(_fp8_gemm, backend) for backend in ("auto", "cublas")}
@@ -292,16 +293,6 @@ def _drafted_tokens(arguments):
     """The number of tokens that a configuration drafts in a step."""
     speculative = arguments.speculative_config or {}
     return (json.loads(speculative) if isinstance(speculative, str) else speculative).get("num_speculative_tokens", 0)
-
-
-def _fp4_gemm():
-    """Call FlashInfer's NVFP4 GEMM."""
-    import flashinfer
-    import torch
-
-    matrix, scales = (torch.zeros(*shape, dtype=torch.uint8) for shape in ((32, 64), (128, 8)))
-    options = {"block_size": 16, "use_8x4_sf_layout": False, "backend": "cutlass"}
-    flashinfer.mm_fp4(matrix, matrix.t(), scales, scales.t(), torch.ones(1), torch.bfloat16, **options)
 
 
 def _fp8_gemm(backend):
