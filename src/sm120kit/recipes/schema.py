@@ -597,6 +597,7 @@ class EngineRecipe(Strict):
 
         Not ``as_released``: the sources and patches in the lockfile are those that are applied.
         """
+        injected = self.from_source.injected if self.from_source else {}
         prose: dict[str, Any] = {
             **dict.fromkeys(("summary", "state", "built", "upstream", "as_released", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
@@ -604,7 +605,10 @@ class EngineRecipe(Strict):
             "wrong_record": {"__all__": {"reason"}},
             "files": {"__all__": {"reason"}},
             "source": {"git", "sdist"},  # names a host; the commit is enough
-            "from_source": {"injected": {"__all__": {"reason", "git"}}, "targets": {"__all__": {"gib", "seconds"}}},
+            "from_source": {
+                "injected": {key: {"reason", "git"} | ({"commit"} - table.model_fields_set) for key, table in injected.items()},
+                "targets": {"__all__": {"gib", "seconds"}},
+            },
         }
         optional = ("base", "source", "patched", "from_source", "b12x", "leave_out", "wrong_record", "files")
         absent = dict.fromkeys((key for key in optional if not getattr(self, key)), True)
