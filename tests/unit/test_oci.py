@@ -102,9 +102,11 @@ def test_image_is_listed_tagged_and_described(layout: Layout) -> None:
     layout.tag(manifest.digest, "sm120kit/vllm:2")
     assert layout.images() == [(manifest, ("sm120kit/vllm:1", "sm120kit/vllm:2"))]
     described = layout.image(manifest.digest)
-    for reference in ("sm120kit/vllm:1", manifest.digest, described.id):
+    first_digits = described.id.removeprefix("sha256:")[:12]
+    for reference in ("sm120kit/vllm:1", manifest.digest, described.id, first_digits, f"sha256:{first_digits}"):
         assert layout.find(reference) == manifest
-    assert layout.find("sm120kit/vllm:3") is None
+    for reference in ("sm120kit/vllm:3", first_digits[:11], "0" * 12):
+        assert layout.find(reference) is None
     assert described.layers == (base.digest, top.digest) and described.bytes == base.size + top.size
     assert (described.labels, described.user, described.platform) == ({"a": "b"}, "1000:1000", "linux/amd64")
     assert layout.layers(manifest.digest) == (base, top)
@@ -118,6 +120,14 @@ def test_image_is_listed_tagged_and_described(layout: Layout) -> None:
     assert json.loads((layout.directory / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     with pytest.raises(NotFound):
         layout.tag(base.digest, "sm120kit/vllm:9")
+
+
+def test_first_digits_of_several_images_are_refused(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = image(layout, layer(layout, a="1")), image(layout, layer(layout, b="2"))
+    ids = {each.digest: layout.image(each.digest).id for each in (one, other)}
+    monkeypatch.setattr(layout, "manifest", lambda digest: {"config": {"digest": f"sha256:{'a' * 12}{ids[digest][7:59]}"}})
+    with pytest.raises(BadInput, match="2 images begin with aaaaaaaaaaaa"):
+        layout.find("a" * 12)
 
 
 def test_removed_image_keeps_the_layers_of_others(layout: Layout) -> None:

@@ -39,6 +39,8 @@ MAX_DOCUMENT_BYTES = 4 * 2**20
 """Limit for manifests and configs, that of registries (OCI distribution-spec, "Pushing Manifests")."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
+"""A digest, or its first digits as tables print them."""
 _BUFFER = 2**20
 
 
@@ -257,23 +259,31 @@ class Layout:
         return [(Descriptor.from_json(image.entry), tuple(sorted(image.references))) for _, image in listed]
 
     def find(self, reference: str) -> Descriptor | None:
-        """The manifest with a reference, or with the digest of the manifest or config; None if there is none."""
+        """The manifest with a reference, or with the digest of the manifest or config; None if there is none.
+
+        Of a digest the first 12 digits are enough.
+
+        Raises:
+            BadInput: several images begin with these digits, or one that may is damaged.
+        """
         images = self.images()
         for manifest, references in images:
             if reference in (*references, manifest.digest):
                 return manifest
-        if not _DIGEST.fullmatch(reference):
+        if not _ID.fullmatch(reference):
             return None
-        damaged = None
+        begin, found, damaged = f"sha256:{reference.removeprefix('sha256:')}", [], None
         for manifest, _ in images:
             try:
-                if self.manifest(manifest.digest)["config"]["digest"] == reference:
-                    return manifest
+                if manifest.digest.startswith(begin) or self.manifest(manifest.digest)["config"]["digest"].startswith(begin):
+                    found.append(manifest)
             except (Mismatch, BadInput) as error:
                 damaged = error
-        if damaged:  # it may be the one
+        if len(found) > 1:
+            raise BadInput(f"{len(found)} images begin with {reference}", "give the whole digest, which --json prints")
+        if damaged and not found:  # it may be the one
             raise damaged
-        return None
+        return found[0] if found else None
 
     def require(self, reference: str) -> Descriptor:
         """The manifest of an image that must exist; see :meth:`find`.
