@@ -141,6 +141,17 @@ def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], serve
     assert not [*(state / "caches").iterdir(), *(state / "runs").iterdir()]
 
 
+def test_clean_keeps_what_a_container_of_a_compose_file_uses(
+    docker: Callable[..., Path], server: ServingContainer, tmp_path: Path
+) -> None:
+    state = Path(server.record).parents[1]
+    mounts = [{"Type": "bind", "Source": str(state / "caches" / CACHE / "kernels")}]
+    (tmp_path / "inspected").write_text(json.dumps(["2026-01-01T00:00:00Z", "/s", None, mounts]))
+    docker(ps='case "$*" in *label=*) ;; *) echo 1234 ;; esac', inspect=f"cat {tmp_path}/inspected")
+    assert CliRunner().invoke(app, ["cache", "--clean", "servers", "--state", str(state)]).exit_code == 0
+    assert [path.name for path in (state / "caches").iterdir()] == [CACHE]
+
+
 def test_clean_keeps_servers_and_records_if_docker_does_not_respond(
     docker: Callable[..., Path], server: ServingContainer
 ) -> None:

@@ -83,6 +83,8 @@ def test_configuration_for_one_gpu_skips_peer_checks(hosts: dict[str, Host]) -> 
 def test_configurations_require_existing_checks() -> None:
     for name in configurations.names():
         assert len(doctor.checks_for(configurations.load(name))) == len(CHECKS) + 4
+    first_edition = configurations.load(TWO).model_copy(update={"host": ("posted-writes", "iommu")})
+    assert len(doctor.checks_for(first_edition)) == len(CHECKS) + 4, "users' files name checks that went"
     configuration = configurations.load(TWO).model_copy(update={"host": ("iomu",)})
     with pytest.raises(NotFound, match="'iomu'"):
         doctor.checks_for(configuration)

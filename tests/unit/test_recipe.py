@@ -171,6 +171,12 @@ def test_single_problem_of_engine_recipe_is_reported(tmp_path: Path, old: str, n
         recipes.load(str(path))
 
 
+def test_a_recipe_of_the_first_edition_may_have_the_source_of_kernels(tmp_path: Path) -> None:
+    path = tmp_path / ENGINE.name
+    path.write_text(f'{ENGINE.read_text()}\n[kernel_source]\nsha256 = "{"a" * 64}"\ncutlass = "4.2.1"\n')
+    assert recipes.load(str(path)) == recipes.load(str(ENGINE))
+
+
 def test_packages_to_patch_are_named_once(tmp_path: Path) -> None:
     text = (recipes.path_of("sglang-0.5.11-b12x")).read_text()
     path = tmp_path / "sglang-0.5.11-b12x.toml"

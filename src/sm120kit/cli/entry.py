@@ -30,6 +30,8 @@ def print_usage_error(error: Any) -> None:
     message, _, suggestion = error.format_message().removesuffix(".").partition(". Did you mean ")
     path = error.ctx.command_path if error.ctx else "sm120kit COMMAND"
     help_ = f"`{path} --help` lists what it accepts{_known_names(error)}"
+    if type(error).__name__ == "NoSuchOption" and hasattr(error.ctx.command, "commands"):
+        help_ = f"options follow the name of a command; {help_}"
     hint = f"did you mean {suggestion}" if suggestion else help_
     console.failure("usage", 2, message[:1].lower() + message[1:], hint)
 

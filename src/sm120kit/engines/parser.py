@@ -95,10 +95,10 @@ def _read(path: Path, changed: int) -> ParserRecord:
 
 
 def _option(table: dict[str, Any]) -> Option:
-    choices = table["choices"]
-    return Option(
-        tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices), table.get("keys")
-    )
+    choices, keys = table["choices"], table.get("keys")
+    if isinstance(keys, list):  # of records of the first edition, which users have: without types
+        keys = dict.fromkeys(keys, ())
+    return Option(tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices), keys)
 
 
 def rejection(record: ParserRecord, argv: Sequence[str]) -> str:

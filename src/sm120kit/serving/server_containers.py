@@ -69,8 +69,11 @@ def _list_of(fields: Iterable[str]) -> str:
 
 def _launched(*options: str) -> list[str]:
     """The lines of ``docker ps`` for the containers that ``serve`` started."""
-    argv = ("docker", "ps", "--no-trunc", f"--filter=label={LAUNCHER_LABEL}", *options)
-    done = process.run(argv, check=False)
+    return _listed(f"--filter=label={LAUNCHER_LABEL}", *options)
+
+
+def _listed(*options: str) -> list[str]:
+    done = process.run(("docker", "ps", "--no-trunc", *options), check=False)
     if done.returncode:
         raise DaemonUnreachable(
             f"the servers of this host cannot be listed: {done.stderr.strip()}",
@@ -182,14 +185,14 @@ def _complete_log(name: str, log: Path) -> None:
 
 
 def in_use() -> frozenset[Path]:
-    """The files of servers that run on this host, also of those whose launcher has ended: mounts, records and logs.
+    """The files of containers that run on this host: mounts, also of those that a compose file started; records and logs.
 
     Raises:
         RequirementMissing: there is no docker program.
         DaemonUnreachable: its daemon does not respond.
     """
     used: set[Path] = set()
-    for container in _running():
+    for container in _inspected(_listed("--quiet")):
         used |= {Path(mount["Source"]).resolve() for mount in container.mounts if mount.get("Source")}
         if record := container.labels.get(RECORD_LABEL):
             used |= {Path(record).resolve(), Path(record).with_suffix(".log").resolve()}
@@ -227,13 +230,18 @@ class _Running:
 
 
 def _running() -> tuple[_Running, ...]:
-    """The running containers. Go omits zeros at the end of the time, and the first letter of a name is a slash."""
-    ids = _launched("--quiet")
+    return _inspected(_launched("--quiet"))
+
+
+def _inspected(ids: Sequence[str]) -> tuple[_Running, ...]:
+    """Running containers. Go omits zeros at the end of the time, and the first letter of a name is a slash."""
     fields = _list_of(("json .State.StartedAt", "json .Name", "json .Config.Labels", "json .Mounts"))
     # A container that ended in between has no output, and makes the exit code 1.
     lines = process.run(("docker", "inspect", "--format", fields, *ids), check=False).stdout.splitlines() if ids else []
     rows = map(parse_json, lines)
-    return tuple(_Running(started.rstrip("Z"), name.lstrip("/"), labels, mounts) for started, name, labels, mounts in rows)
+    return tuple(
+        _Running(started.rstrip("Z"), name.lstrip("/"), labels or {}, mounts or ()) for started, name, labels, mounts in rows
+    )
 
 
 def exit_code(name: str) -> int | None:

@@ -20,16 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import CommandFailed, FetchFailed, NotTrusted, ResourceUnavailable
 from sm120kit.core.process import Completed, Environment, Stopped, deadline, run, run_until
 from sm120kit.sources._git_urls import without_credentials
-
-if TYPE_CHECKING:
-    pass
 
 IDENTITY = "sm120kit <sm120kit@localhost>"
 """Author and committer of our own commits."""

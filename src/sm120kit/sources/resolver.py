@@ -22,7 +22,7 @@ from packaging.utils import parse_wheel_filename
 from sm120kit.core import process, reporting
 from sm120kit.core.errors import BadInput, CommandFailed, FetchFailed, OfflineMiss, ResolutionFailed, Sm120kitError
 from sm120kit.core.urls import redacted
-from sm120kit.core.workspace import Workspace
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.source_records import LockedWheel
 
@@ -65,6 +65,7 @@ def resolve_wheels(requirements: Requirements, workspace: Workspace, origin: Ori
         env = dict.fromkeys(variable for variable in os.environ if variable.startswith("UV_")) | _environment(origin)
         with reporting.step(f"resolving wheels for {platform}, Python {python}"):
             done = process.run(argv, cwd=scratch, env=env, check=False)
+            mark_used(workspace.cache / "uv")
         if done.returncode != 0:
             query = f"{', '.join(requirements.requires)} for {platform}, Python {python}"
             raise _error(done.stderr, query, platform, origin.offline)
@@ -91,6 +92,7 @@ def install(python: Path, arguments: Sequence[str | Path], workspace: Workspace,
     argv += [word for index in origin.settings().extra_index for word in ("--extra-index-url", index)]
     env = dict.fromkeys(variable for variable in os.environ if variable.startswith("UV_")) | _environment(origin)
     process.run([*argv, *arguments], env=env)
+    mark_used(workspace.cache / "uv")
 
 
 def _write_inputs(requirements: Requirements, scratch: Path) -> None:

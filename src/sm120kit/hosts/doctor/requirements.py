@@ -29,6 +29,8 @@ UNIFIED_SHARE = 0.93
 """MemTotal is at least this share of the nominal unified memory; firmware and display reserve the rest."""
 
 _PAIRS = (Scope.PAIR, Scope.BARE_PAIR)
+_REMOVED = ("cudart", "kernel-cache", "kernel-version", "nvme", "posted-writes", "raid", "sysctl")
+"""Checks that users' configurations may list and that exist no more."""
 
 
 def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[HostCheck, ...]:
@@ -38,7 +40,8 @@ def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[
         NotFound: the configuration lists a check that does not exist.
     """
     by_name = {check.name: check for check in general}
-    missing = [name for name in configuration.host if name not in by_name]
+    listed = [name for name in configuration.host if name not in _REMOVED]
+    missing = [name for name in listed if name not in by_name]
     if missing:
         raise NotFound(
             f"{configuration.name}: host: no check named {', '.join(map(repr, missing))}", f"checks: {', '.join(by_name)}"
@@ -46,7 +49,7 @@ def checks(configuration: Configuration, general: Sequence[HostCheck]) -> tuple[
     single = configuration.hardware.gpus_per_node == 1
     applying = [_without_peers(check) if single and check.scope in _PAIRS else check for check in general]
     source = f"recipes/configurations/{configuration.name}.toml"
-    required = [_in_environment(by_name[name], configuration.environment) for name in configuration.host]
+    required = [_in_environment(by_name[name], configuration.environment) for name in listed]
     return (
         *(_in_environment(check, configuration.environment) for check in applying),
         HostCheck("config-driver", "the driver supports CUDA 13", Scope.GPU, source, _driver),
