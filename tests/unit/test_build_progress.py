@@ -25,12 +25,19 @@ def _minutes(text: str) -> float:
 
 def test_a_running_unit_counts_less_each_minute() -> None:
     progress = _progress({"a": 600, "b": 60}, {}, 1)
-    assert [_minutes(time_left(progress, {"a": seconds})) for seconds in (0, 60, 300, 900)] == [11, 10, 6, 1]
+    assert [_minutes(time_left(progress, {"a": seconds})) for seconds in (0, 60, 300, 600)] == [11, 10, 6, 1]
 
 
 def test_the_pace_is_that_of_the_finished_units() -> None:
     progress = _progress({"a": 60, "b": 600}, {"a": 120}, 1)
     assert _minutes(time_left(progress, {})) == 20
+
+
+def test_a_unit_that_takes_longer_than_its_estimate_slows_the_pace() -> None:
+    progress = _progress({"a": 60, "b": 600}, {}, 1)
+    assert [_minutes(time_left(progress, {"a": seconds})) for seconds in (60, 120, 300)] == [10, 20, 50]
+    progress = _progress({"a": 60, "b": 60, "c": 600}, {"a": 60}, 1)
+    assert _minutes(time_left(progress, {"b": 180})) == 20, "beside a unit that took its estimate"
 
 
 def test_units_that_compile_at_once_share_the_time() -> None:

@@ -201,15 +201,23 @@ def watcher() -> Iterator[Callable[[Progress], None]]:
 
 
 def time_left(progress: Progress, running: Mapping[str, float]) -> str:
-    """Time left at the present parallelism: the estimates of the remaining units at the pace of the finished ones.
+    """Time left at the present parallelism: the estimates of the remaining units at the pace of this machine.
 
-    ``running`` has the seconds that each running unit has taken already.
+    The pace is that of the finished units, and of running ones that take longer than it predicts. ``running`` has the seconds
+    that each running unit has taken already.
     """
     estimates = {unit.output: unit.estimate_seconds for unit in progress.units}
     done = {event.output: event.seconds for event in progress.finished if event.output in estimates}
-    expected = sum(estimates[output] for output in done)
-    pace = sum(done.values()) / expected if expected else 1.0
+    pace = _pace(done, estimates)
+    overdue = {output: seconds for output, seconds in running.items() if seconds > estimates.get(output, seconds) * pace}
+    pace = _pace(done | overdue, estimates)
     left = sum(
         max(seconds * pace - running.get(output, 0.0), 0.0) for output, seconds in estimates.items() if output not in done
     )
     return f"about {left / max(1, len(progress.running)) / 60:.1f} min left"
+
+
+def _pace(seconds: Mapping[str, float], estimates: Mapping[str, float]) -> float:
+    """How many times their estimates units took; 1 without units."""
+    expected = sum(estimates[output] for output in seconds)
+    return sum(seconds.values()) / expected if expected else 1.0
