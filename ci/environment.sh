@@ -16,13 +16,15 @@ if [ "$python" = /usr/bin/python3 ]; then
   compgen -G '/usr/include/python3*/Python.h' > /dev/null || need+=(python3-dev)
 fi
 if [ "$(id -u)" = 0 ]; then
-  # Tests of images start their own container daemon and registry, others need a sandbox; without the programs they are skipped, with
+  # Tests start their own container daemon, registry and sshd, others need a sandbox; without the programs they are skipped, with
   # the reason.
   command -v dockerd > /dev/null || need+=(docker.io)
   command -v docker-registry > /dev/null || need+=(docker-registry)
   command -v debootstrap > /dev/null || need+=(debootstrap)
   command -v skopeo > /dev/null || need+=(skopeo)
   command -v bwrap > /dev/null || need+=(bubblewrap)
+  command -v sshd > /dev/null || need+=(openssh-server)
+  command -v rsync > /dev/null || need+=(rsync)
   if [ ${#need[@]} -gt 0 ]; then
     apt-get update -q && apt-get install -qy --no-install-recommends "${need[@]}"
   fi

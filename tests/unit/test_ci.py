@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,3 +203,14 @@ def test_images_of_workflow_have_a_base() -> None:
     images = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yml").read_text())["jobs"]["image"]
     for entry in images["strategy"]["matrix"]["include"]:
         assert recipes.load_engine(entry["recipe"]).base, entry
+
+
+def test_ci_runs_files_that_exist(tmp_path: Path) -> None:
+    """pytest ends before the first test if a file that an argument names is absent."""
+    for directory in (".ci", "ci"):
+        (tmp_path / directory).mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / "ci" / "environment.sh").write_text(f'cd {ROOT}\nas_user() {{ echo "$@"; }}\nas_root() {{ echo "$@"; }}\n')
+    printed = subprocess.run([tmp_path / ".ci" / "run"], check=True, capture_output=True, text=True).stdout
+    named = [word for word in printed.split() if word.startswith("tests/")]
+    assert named and [path for path in named if not (ROOT / path).exists()] == []

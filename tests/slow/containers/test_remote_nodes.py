@@ -56,6 +56,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     programs, keys = tmp_path / "bin", tmp_path / "keys"
     programs.mkdir()
     keys.mkdir(mode=0o700)
+    if os.geteuid() == 0:  # sshd requires it then; Debian's service creates it, and in a container no service starts
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name], check=True)
     with socket.socket() as probe:
