@@ -38,6 +38,7 @@ def test_launch_becomes_a_configuration(launch: dict[str, Any], repository: Path
     assert result.exit_code == 0, (result.output, result.exception)
     made = configurations.load("imported")
     assert (made.engine, made.model.repository, made.hardware.gpus) == (launch["engine"], launch["model"], launch["gpus"])
+    assert made.model.revision == launch.get("revision", made.model.revision)
     assert list(made.arguments) == launch["arguments"] and made.environment == launch.get("environment", {})
     mounts = {target: source.replace("$HERE", str(repository)) for target, source in launch.get("mounts", {}).items()}
     assert made.hardware.nodes == launch.get("nodes", 1) and made.container.mounts == mounts
@@ -78,6 +79,9 @@ BOMB = "services: {a: &a [x, x, x, x, x, x, x, x, x, x], " + ", ".join(
         ("services: {a: " + "x" * 300_000 + "}", "characters"),
         ("services: {db: {image: postgres}}", "db"),
         ("services: {}", "no service"),
+        ("services: {a: {extends: b, command: vllm serve x}, b: {extends: {service: a}}}", "extends"),
+        ("services: {a: {extends: [b]}}", "no service"),
+        ("services: {a: {extends: absent}}", "absent"),
         ("services: {llm: {image: vllm/vllm-openai, command: 5, ports: 8000, volumes: {a: b}, environment: [1]}}", "llm"),
         ("model: a/b\nruntime: llama-cpp\n", "llama-cpp"),
         ("model: [a]\ncommand: {b: c}\n", "no command"),

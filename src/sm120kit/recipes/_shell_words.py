@@ -11,23 +11,26 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise, takewhile
 
 MAX_NESTED = 4
 """Limit for shells within shells."""
 
-_CONTINUED = re.compile(r"(?<![ \t])[ \t]*[\\`^][ \t]*(?:#[^\n]*)?\r?\n")
-"""The end of a line that is continued: of POSIX shells, also with a comment that breaks it there, PowerShell and cmd.exe."""
+_CONTINUED = re.compile(r"(?<![ \t])[ \t]*[\\`^][ \t]*\n")
+"""The end of a line that is continued: of POSIX shells, also with blanks that break it there, PowerShell and cmd.exe."""
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"""('[^']*'|"(?:[^"\\]|\\.)*"|\\.)|(?:^|(?<=[\s;&|]))\#[^\n]*""", re.MULTILINE | re.DOTALL)
-_OUTPUT = re.compile(r"\$\([ \t]*([\w./-]*)[^()\n]*\)")
+_OUTPUT = re.compile(r"[$<]\([ \t]*([\w./-]*)[^()\n]*\)|(?<=[\s=\"])`([\w./-]+)[^`\n]*`")
 """The output of a command, of which the name is kept."""
+_HERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1")
+"""The start of a here-document."""
+_OPENS_SHELL = re.compile(r"(^|[ /])(ba|z|da|a)?sh$|--entrypoint[ =](\S*/)?(ba)?sh ")
 _PROMPT = re.compile(r"^[ \t]*(?:\$|>|PS [^>\n]{0,80}>) +", re.MULTILINE)
 _REDIRECTED = re.compile(r"[0-9]?>&[0-9-]|&>")
 _ARRAY = re.compile(
     r"^[ \t]*(?:declare -a |local -a |local )?(\w+)\+?=\(((?:[^()'\"$]|\$\([^()]*\)|\$|'[^']*'|\"[^\"]*\")*)\)", re.MULTILINE
 )
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9])(?:\[[@*]\])?(?::?([-+?=])([^{}]*))?\}|([A-Za-z_]\w*))")
 _KEYWORDS = frozenset(("then", "do", "else", "if", "while", "!", "{", "(", "time", "exec", "nohup", "command", "sudo"))
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ash"))
@@ -42,6 +45,13 @@ class Shell:
     variables: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
+    exports_all: bool = False
+
+    def without(self, names: Sequence[str]) -> None:
+        """Forget variables."""
+        for name in names:
+            self.variables.pop(name, None)
+            self.exported.pop(name, None)
 
 
 @dataclass(frozen=True)
@@ -71,10 +81,28 @@ def commands(text: str, shell: Shell | None = None, depth: int = 0) -> Iterator[
 
 def _code(text: str) -> str:
     """A script without comments, prompts and redirections, its continued lines joined; of Markdown, the fenced blocks."""
-    text = text.replace("\r\n", "\n")
+    text = _OUTPUT.sub(lambda match: f"$({match[1] or match[2] or ''})", text.replace("\r\n", "\n"))
     text = "\n".join(_FENCED.findall(text)) or text
-    text = _REDIRECTED.sub(" ", _CONTINUED.sub(" ", _PROMPT.sub("", text)))
-    return _OUTPUT.sub(r"$(\1)", _COMMENT.sub(lambda match: match[1] or "", text))
+    text = _COMMENT.sub(lambda match: match[1] or "", _PROMPT.sub("", text))
+    text = _REDIRECTED.sub(" ", _CONTINUED.sub(" ", text))
+    return "\n".join(_here_documents(text.split("\n")))
+
+
+def _here_documents(lines: Sequence[str]) -> Iterator[str]:
+    """Lines with a here-document for a shell as the script of its ``-c``; others stay, as they can be a script's file."""
+    last = {line.strip(): n for n, line in enumerate(lines)}
+    rest = enumerate(lines)
+    for n, line in rest:
+        here = _HERE.search(line)
+        words = [word for word in line[: here.start()].split() if word not in ("-", "-s")] if here else []
+        if here and last.get(here[2], 0) > n and _OPENS_SHELL.search(" ".join(words)):
+            script = []
+            while (following := next(rest)[1]).strip() != here[2]:
+                script.append(following)
+            quoted = shlex.quote("\n".join(script))
+            yield f"{' '.join(words)} -c {quoted} {line[here.end() :]}"
+        else:
+            yield line
 
 
 def _simple(text: str) -> list[list[str]]:
@@ -98,25 +126,34 @@ def _tokens(text: str) -> Iterator[list[str]]:
 
 
 def _command(words: Sequence[str], shell: Shell, depth: int) -> Iterator[ShellCommand]:
-    words = [word for each in words for word in _expanded(each, shell)]
+    first = len(list(takewhile(_KEYWORDS.__contains__, words)))
+    words = [word for n, each in enumerate(words) for word in _expanded(each, shell, first=n == first)]
     while words and words[0] in _KEYWORDS:
         words = words[1:]
         words = words[next((n for n, word in enumerate(words) if not word.startswith("-")), len(words)) :]
-    given = {}
-    while words and (match := _ASSIGNED.fullmatch(words[0])):
-        given[match[1]] = match[2]
-        words = words[1:]
+    assignments = list(takewhile(_ASSIGNED.fullmatch, words))
+    given, words = _assigned(assignments, shell), words[len(assignments) :]
     if not words:
         shell.variables |= given
+        shell.exported |= {name: value for name, value in given.items() if shell.exports_all or name in shell.exported}
         return
-    if words[0] in ("export", "declare", "local", "readonly", "set"):
-        new = {match[1]: match[2] for word in words[1:] if (match := _ASSIGNED.fullmatch(word))}
+    if words[0] in ("export", "declare", "local", "readonly"):
+        new = _assigned(words[1:], shell)
         named = {word: shell.variables[word] for word in words[1:] if word in shell.variables}
         shell.variables |= new
-        shell.exported |= {**new, **named} if words[0] == "export" else {}
+        shell.exported |= {**new, **named} if words[0] == "export" or "-x" in words else {}
+        return
+    if words[0] == "unset":
+        shell.without(words[1:])
+        return
+    if words[0] == "set":
+        shell.exports_all = words[1:] in (["-a"], ["-o", "allexport"]) or (shell.exports_all and words[1:2] != ["+a"])
         return
     if words[0] == "env":
-        yield from _command([word for word in words[1:] if word != "-"], shell, depth)
+        removed = [name for option, name in pairwise(words) if option in ("-u", "--unset")]
+        inner = Shell({**shell.variables}, shell.arrays, {**shell.exported, **given})
+        inner.without(removed)
+        yield from _command([word for word in words[1:] if word not in ("-", "-u", "--unset", *removed)], inner, depth)
         return
     if words[1:2] == ["exec"]:  # of docker: the shell in the container
         words = words[next((n for n, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), 0) :]
@@ -126,6 +163,12 @@ def _command(words: Sequence[str], shell: Shell, depth: int) -> Iterator[ShellCo
         yield from commands(script, inner, depth + 1)
         return
     yield ShellCommand(tuple(_unredirected(words)), {**shell.exported, **given})
+
+
+def _assigned(words: Sequence[str], shell: Shell) -> dict[str, str]:
+    """The variables that words assign or, with ``+=``, lengthen."""
+    matches = [match for word in words if (match := _ASSIGNED.fullmatch(word))]
+    return {name: shell.variables.get(name, "") * bool(added) + value for name, added, value in (m.groups() for m in matches)}
 
 
 def inner_script(words: Sequence[str]) -> str | None:
@@ -148,14 +191,14 @@ def _unredirected(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _expanded(word: str, shell: Shell) -> Iterator[str]:
+def _expanded(word: str, shell: Shell, *, first: bool = False) -> Iterator[str]:
     """The words that a word stands for: an array, or a variable with several options, has more than one."""
     match = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word)
     if match and match[1] in shell.arrays:
         yield from shell.arrays[match[1]]
         return
     text = expanded(word, shell.variables)
-    if _VARIABLE.fullmatch(word) and text != word and (not text or re.match(r"\s*-.*\s", text)):
+    if _VARIABLE.fullmatch(word) and text != word and (first or not text or re.match(r"\s*-.*\s", text)):
         yield from shlex.split(text)
     else:
         yield text
@@ -179,5 +222,5 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 def unset(words: Sequence[str]) -> list[str]:
     """What in words a shell or a person would have replaced: variables that are not set, output of commands, placeholders."""
     return sorted(
-        {match[0] for word in words for match in re.finditer(r"\$\{[^}]*\}|\$\w+|\$\([^)]*\)?|`[^`]*`|^<[^<>]+>$", word)}
+        {match[0] for word in words for match in re.finditer(r"\$\{[^}]*\}|\$[\w@*]+|\$\([^)]*\)?|`[^`]*`|^<[^<>]+>$", word)}
     )

@@ -42,7 +42,7 @@ class _Import:
     def __init__(self, launch: LaunchCommand, recipe: EngineRecipe, directory: Path) -> None:
         self.launch, self.recipe, self.directory = launch, recipe, directory
         self.left_out = list(launch.left_out)
-        self.problems: list[str] = []
+        self.problems = [f"{text[:200]}: it follows the end of a command, as after a comment" for text in launch.cut_off]
 
     def configuration(self, name: str) -> ImportedConfiguration:
         launch = self.launch

@@ -16,9 +16,22 @@ from sm120kit.recipes._shell_words import Shell, ShellCommand, commands, expande
 EnvironmentFile = Callable[[str], "Mapping[str, str] | None"]
 """The variables in a file that a launch names, None if it cannot be read."""
 
+MAX_EXTENDED = 16
+"""Limit for services that extend one another."""
+
 _FLAGS = re.compile(r"--(rm|detach|interactive|tty|init|privileged|read-only|publish-all|no-healthcheck|quiet)")
 _LETTERS = "ditPq"
 _RUN = ("docker", "podman", "nerdctl")
+_OPTION = re.compile("--?[A-Za-z]")
+_ENDED = re.compile(r"\\\r?\n[ \t]*(#.*)?$", re.MULTILINE)
+"""A line that continues with a comment or an empty line."""
+_BRANCH = re.compile(r"^[ \t]*(else|elif|esac)\b", re.MULTILINE)
+_ADDED_KEYS = ("environment", "volumes", "ports", "env_file", "ulimits")
+"""Settings of a service that are added to those of the one it extends; others replace them."""
+_PROGRAM = re.compile(
+    r"(?!(fi|done|esac|for|case|in|function|return|exit|wait|shift|true|local|set|echo|printf|test)$)[a-z/.][\w./+-]+"
+)
+"""A word that names a program and no part of the shell's own language."""
 _IMPLIED = re.compile(r"--(rm|detach|interactive|tty|init|name|hostname|gpus|runtime|pull|quiet|workdir|user|entrypoint)")
 """Options that serve sets itself, or that its containers do not need."""
 _SHORT = {"e": "--env", "v": "--volume", "p": "--publish", "h": "--hostname", "w": "--workdir", "u": "--user", "m": "--memory"}
@@ -29,7 +42,8 @@ _SHORT |= {"d": "--detach", "i": "--interactive", "t": "--tty", "P": "--publish-
 class LaunchCommand:
     """A server's start. ``arguments`` are those after the engine's command, ``model`` the one that is named beside them.
 
-    ``mounts`` are paths of the host by paths in the container. ``left_out`` is what a configuration does not express.
+    ``mounts`` are paths of the host by paths in the container. ``left_out`` is what a configuration does not express,
+    ``cut_off`` options that follow the end of a command, as after a comment within continued lines.
     """
 
     engine: Engine
@@ -44,6 +58,7 @@ class LaunchCommand:
     unified: bool = False
     nodes: int = 1
     left_out: tuple[str, ...] = ()
+    cut_off: tuple[str, ...] = ()
 
 
 def read(text: str, environment_file: EnvironmentFile = lambda name: None) -> LaunchCommand:
@@ -70,19 +85,41 @@ def _yaml(text: str) -> Any:
 
 
 def _of_script(text: str, environment_file: EnvironmentFile) -> LaunchCommand:
-    found = [launch for command in commands(text) if (launch := _of_command(command, environment_file))]
-    if not found:
+    shell = Shell()
+    found = _launch_among(list(commands(text, shell)), environment_file)
+    if found is None:
         names = ", ".join(program for engine in all_engines() for program in engine.programs)
-        raise ValueError(f"no command starts a server: none of {names}, in docker run or without")
-    others = (f"another command of the file: {shlex.join(each.arguments)[:80]}" for each in found[1:])
-    return replace(found[0], left_out=(*found[0].left_out, *others))
+        ended = " (a comment or an empty line ends a command, also after \\)" if _ENDED.search(text) else ""
+        raise ValueError(f"no command starts a server: none of {names}, in docker run or without{ended}")
+    launch, others = found
+    programs = dict.fromkeys(each.words[0] for each in others if _PROGRAM.fullmatch(each.words[0]))
+    used = {*shell.exported, *re.findall(r"\$\{?(\w+)", text)}
+    notes = [f"variable {name}: not exported" for name in shell.variables if name not in used]
+    notes += [f"other commands: {', '.join(list(programs)[:20])}"] if programs else []
+    notes += ["conditions: every branch was read, and the last value of a variable taken"] if _BRANCH.search(text) else []
+    return replace(launch, left_out=(*launch.left_out, *notes))
+
+
+def _launch_among(
+    given: Sequence[ShellCommand], environment_file: EnvironmentFile
+) -> tuple[LaunchCommand, list[ShellCommand]] | None:
+    """The first start of a server, with what else starts one or was cut off, and the other commands."""
+    launches = [_of_command(command, environment_file) for command in given]
+    found = [launch for launch in launches if launch]
+    if not found:
+        return None
+    rest = [command for command, launch in zip(given, launches, strict=True) if not launch]
+    cut_off = [shlex.join(command.words) for command in rest if _OPTION.match(command.words[0])]
+    servers = (f"another command of the file: {shlex.join(each.arguments)[:80]}" for each in found[1:])
+    first = replace(found[0], left_out=(*found[0].left_out, *servers), cut_off=(*found[0].cut_off, *cut_off))
+    return first, [command for command in rest if not _OPTION.match(command.words[0])]
 
 
 def _of_command(command: ShellCommand, environment_file: EnvironmentFile) -> LaunchCommand | None:
     """The start of a server by a command, None for any other."""
     words = list(command.words)
     if len(words) > 2 and words[0].rpartition("/")[2] in _RUN and "run" in words[1:3]:
-        return _of_docker_run(words[words.index("run") + 1 :], environment_file)
+        return _of_docker_run(words[words.index("run") + 1 :], _ContainerSettings(environment_file, command.environment))
     if started := _started(words):
         engine, arguments = started
         return LaunchCommand(engine, arguments, environment=command.environment)
@@ -101,13 +138,12 @@ def _started(words: Sequence[str]) -> tuple[Engine, tuple[str, ...]] | None:
     return None
 
 
-def _of_docker_run(words: Sequence[str], environment_file: EnvironmentFile) -> LaunchCommand | None:
+def _of_docker_run(words: Sequence[str], container: _ContainerSettings) -> LaunchCommand | None:
     options, rest = _docker_options(words)
     if not rest:
         return None
     image, *argv = rest
     replaced = [value for name, value in options if name == "--entrypoint"]
-    container = _ContainerSettings(environment_file)
     for name, value in options:
         container.docker_option(name, value)
     return container.launch(image, [*filter(None, replaced), *argv], replaced=bool(replaced))
@@ -143,10 +179,10 @@ def _docker_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
 
 
 class _ContainerSettings:
-    """Collects the settings of a container."""
+    """Collects the settings of a container; ``shell`` has the variables that it can be given by name."""
 
-    def __init__(self, environment_file: EnvironmentFile) -> None:
-        self._environment_file = environment_file
+    def __init__(self, environment_file: EnvironmentFile, shell: Mapping[str, str]) -> None:
+        self._environment_file, self._shell = environment_file, shell
         self.environment: dict[str, str] = {}
         self.mounts: dict[str, str] = {}
         self.ulimits: dict[str, int] = {}
@@ -173,8 +209,8 @@ class _ContainerSettings:
 
     def variable(self, text: str) -> None:
         name, equals, value = text.partition("=")
-        if equals:
-            self.environment[name] = value
+        if equals or name in self._shell:
+            self.environment[name] = value if equals else self._shell[name]
         else:
             self.left_out.append(f"variable {name}: its value is that of the shell")
 
@@ -240,12 +276,12 @@ class _ContainerSettings:
         """The start of a server in this container, None if it starts another program."""
         inner = inner_script(argv)
         if inner is not None:
-            found = [
-                each
-                for command in commands(inner, Shell(dict(self.environment)))
-                if (each := _of_command(command, self._environment_file))
-            ]
-            return self._complete(found[0], image) if found else None
+            found = _launch_among(list(commands(inner, Shell(dict(self.environment)))), self._environment_file)
+            if found is None:
+                return None
+            launch, others = found
+            changes = (f"a command in the container: {shlex.join(each.words)[:80]}" for each in others)
+            return self._complete(replace(launch, left_out=(*launch.left_out, *changes)), image)
         started = _started(argv)
         engine = next((each for each in all_engines() if each.name in image), None)
         if not started and engine and argv[:1] == ["serve"]:
@@ -295,7 +331,8 @@ def _is_spark(text: str) -> bool:
 
 def _of_compose(document: Mapping[str, Any], environment_file: EnvironmentFile) -> LaunchCommand:
     variables = environment_file(".env") or {}
-    tables = {str(name): table for name, table in document["services"].items() if isinstance(table, dict)}
+    given = {str(name): table for name, table in document["services"].items() if isinstance(table, dict)}
+    tables = {name: _extended(given, name) for name in given}
     found = {name: launch for name, table in tables.items() if (launch := _of_service(table, variables, environment_file))}
     if not found:
         raise ValueError(f"no service starts a server: {', '.join(tables)[:200] or 'it has none'}")
@@ -304,6 +341,40 @@ def _of_compose(document: Mapping[str, Any], environment_file: EnvironmentFile) 
         f"service {name}" + ": another server, for a file of its own" * (name in found) for name in tables if name != first
     )
     return replace(launch, left_out=(*launch.left_out, *others))
+
+
+def _extended(tables: Mapping[str, Mapping[str, Any]], name: str, depth: int = 0) -> Mapping[str, Any]:
+    """A service with the settings of one of the same file that it extends.
+
+    Raises:
+        ValueError: the extended one is not there, or extends it in turn.
+    """
+    own = tables[name]
+    named = own.get("extends")
+    base = named.get("service") if isinstance(named, dict) and "file" not in named else named
+    if not isinstance(base, str):
+        return own
+    if base not in tables or depth > MAX_EXTENDED:
+        raise ValueError(f"service {name} extends {base}, which is not in the file or extends too many in turn")
+    merged = dict(_extended(tables, base, depth + 1))
+    for key, value in own.items():
+        if key != "extends":
+            merged[key] = _merged(merged.get(key), value) if key in _ADDED_KEYS else value
+    return merged
+
+
+def _merged(base: Any, own: Any) -> Any:
+    """A service's own values after those of the one it extends."""
+    if isinstance(base, dict) and isinstance(own, dict):
+        return {**base, **own}
+    return [*_entries(base), *_entries(own)]
+
+
+def _entries(value: Any) -> list[Any]:
+    """The entries of a list, of one text, or of a table as texts ``NAME=VALUE``."""
+    if isinstance(value, dict):
+        return [name if each is None else f"{name}={each}" for name, each in value.items()]
+    return value if isinstance(value, list) else [value] if value else []
 
 
 _SERVICE_KEYS = re.compile(
@@ -320,18 +391,19 @@ def _of_service(
         return expanded(shown.replace("$$", "\0"), variables).replace("\0", "$")
 
     def words(value: Any) -> list[str]:
-        return [text(each) for each in value] if isinstance(value, list) else shlex.split(text(value), comments=True)
+        return [text(each) for each in value] if isinstance(value, list) else shlex.split(text(value).replace("\\\n", " "))
 
     def each(key: str) -> list[Any]:
         value = service.get(key) or []
         return value if isinstance(value, list) else [value]
 
-    container = _ContainerSettings(environment_file)
+    container = _ContainerSettings(environment_file, variables)
     for named in each("env_file"):
         container.file(text(named.get("path") if isinstance(named, dict) else named))
     given = service.get("environment") or {}
-    pairs = given.items() if isinstance(given, dict) else (text(entry).partition("=")[::2] for entry in given)
-    container.environment |= {str(name): text(value) for name, value in pairs}
+    pairs = given.items() if isinstance(given, dict) else ((text(entry), None) for entry in given)
+    for name, value in pairs:
+        container.variable(str(name) if value is None else f"{name}={text(value)}")
     for volume in each("volumes"):
         if isinstance(volume, dict):
             container.mount(",".join(f"{key}={text(volume[key])}" for key in ("type", "source", "target") if key in volume))
@@ -363,23 +435,40 @@ def _of_recipe(document: Mapping[str, Any]) -> LaunchCommand:
     if template:
         command = str(template)
         command = command.replace("{{", "{").replace("}}", "}") if '{{"' in command else command
-        script = re.sub(
-            r"\{(\w+)\}", lambda match: str(values[match[1]]) if values.get(match[1]) is not None else match[0], command
-        )
+        script = _filled(_filled(command, values), values)
     else:
         script = shlex.join(_options(str(document.get("runtime") or all_engines()[0].name), values))
     launch = _of_script(script, lambda name: None)
     given = document.get("env") or document.get("environment") or {}
     environment = {str(name): str(value) for name, value in given.items()} if isinstance(given, dict) else {}
     mods = document.get("mods") or []
+    left_out = [f"{mod}: a change of another image" for mod in mods if isinstance(mods, list)]
+    left_out += [
+        f"{key}: {str(value)[:80]}" for key, value in document.items() if value and not _RECIPE_KEYS.fullmatch(str(key))
+    ]
+    revision = launch.engine.options["revision"][0]
+    pinned = (revision, str(document["model_revision"])) if document.get("model_revision") else ()
     return replace(
         launch,
         image=str(document.get("container") or ""),
         model=str(document.get("model") or ""),
         environment={**environment, **launch.environment},
         unified=True,
-        left_out=(*launch.left_out, *(f"{mod}: a change of another image" for mod in mods if isinstance(mods, list))),
+        arguments=(*launch.arguments, *(pinned if revision not in launch.arguments else ())),
+        left_out=(*launch.left_out, *left_out),
     )
+
+
+_RECIPE_KEYS = re.compile(
+    r"(sparkrun|recipe)_version|name|description|metadata|model(_revision)?|runtime|mode|(min|max)_nodes|(solo|cluster)_only|"
+    r"container|defaults|env|environment|command|mods|benchmark"
+)
+"""Keys of recipes that are taken, or say nothing about the server."""
+
+
+def _filled(command: str, values: Mapping[str, Any]) -> str:
+    """A command with the values of its ``{names}``; those without stay."""
+    return re.sub(r"\{(\w+)\}", lambda match: str(values[match[1]]) if values.get(match[1]) is not None else match[0], command)
 
 
 def _options(runtime: str, values: Mapping[str, Any]) -> Iterator[str]:
