@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sm120kit import kld
-from sm120kit.core.errors import ServerFailed
+from sm120kit.core.errors import BadRecord, ServerFailed
 from sm120kit.kld.divergence import REST_FLOOR, TopLogProbabilities, WindowDivergences, divergences
+from sm120kit.kld.reference_model import ReferenceText, SavedReference, writer
 
 if TYPE_CHECKING:
     from sm120kit.kld.divergence import Rows as LogProbabilities
@@ -154,3 +158,18 @@ def test_percentiles() -> None:
 def test_nan_at_every_position_is_refused() -> None:
     with pytest.raises(ServerFailed, match=r"8 with NaN in the reference, 0 in the test"):
         kld.compare(ConstantModel("r", [math.nan] * 3), ConstantModel("t", HALVES), None, range(8), kld.Windowing(2, 4, 4))
+
+
+@pytest.mark.parametrize("shape", [(10**7, 10**6), (1, 2, 2), (4,)])
+def test_a_reference_with_arrays_of_another_form_is_damaged(shape: tuple[int, ...], tmp_path: Path) -> None:
+    text = ReferenceText("m", kld.TokenizedText((1, 2)), kld.Windowing(1, 2, 2), 2)
+    with writer(tmp_path / "x", 2) as saved:
+        saved.finish(text, kld.DivergenceSummary(1, 1.0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0,)))
+    with zipfile.ZipFile(tmp_path / "x", "a") as archive:
+        for name, kind in (("ids", "<u4"), ("values", "<f4")):
+            array = io.BytesIO()
+            np.lib.format.write_array_header_1_0(array, {"descr": kind, "fortran_order": False, "shape": shape})
+            archive.writestr(f"0.{name}.npy", array.getvalue() + bytes(16))
+    reference = SavedReference(tmp_path / "x")
+    with pytest.raises(BadRecord, match="is damaged at window 0"):
+        reference.windows([[1, 2]])

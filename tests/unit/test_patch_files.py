@@ -303,6 +303,24 @@ def test_hunks_with_other_context_or_none_have_one_place_or_are_refused(
     assert text_at(after, "csrc/mine.cu") == twenty(source)
 
 
+@pytest.mark.parametrize(
+    ("source", "changed_to"),
+    [("// more\n" + KERNEL, "// first\n" + KERNEL), (KERNEL + "// more\n", KERNEL + "// last\n")],
+    ids=["begin", "end"],
+)
+def test_a_hunk_at_an_end_of_its_file_is_not_applied_inside_another(
+    source: str, changed_to: str, patch_dir: PatchDirectory, tmp_path: Path
+) -> None:
+    """git and ``patch`` refuse it, too."""
+    base = patches.apply(checkout_of(tmp_path / "r2", {**BASE, BUILDER: source}), inside(), patch_dir.root, patch_dir.overrides)
+    upstream = Upstream(tmp_path / "u", {"include/cutlass/builder.inl": KERNEL})
+    upstream.commit({"include/cutlass/builder.inl": changed_to}, "x")
+    change = upstream.output("diff", "HEAD^")
+    (tmp_path / "x.diff").write_bytes(change[change.index(b"--- ") :])
+    with pytest.raises(PatchConflict):
+        imported(base, patch_dir.root, tmp_path / "x.diff")
+
+
 def test_mode_is_not_lost_where_context_differs(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "u", {LAUNCHER: changed(KERNEL, 18, "x\n")})
     upstream.commit({LAUNCHER: changed(changed(KERNEL, 18, "x\n"), 20, "twenty\n")}, "x")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FORMAT = "sm120kit.kld-reference/2"
 _HEADER = "header.json"
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What damaged archives make zipfile and numpy raise."""
 _NO_TOKEN = 2**32 - 1
 """Id of an unused entry in a list of tokens."""
 
@@ -107,7 +109,7 @@ class SavedReference:
             self.noise = TypeAdapter(DivergenceSummary).validate_python(header.pop("noise"))
             del header["format"]
             computed = TypeAdapter(ReferenceText).validate_python(header)
-        except (OSError, ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (*_DAMAGE, AttributeError) as error:
             raise BadRecord(f"{path} is not a reference: {error}", "write one with sm120kit kld REFERENCE --save") from error
         self.name, self.text, self.windowing, self._path = computed.model, computed.text, computed.windowing, path
         starts = range(0, self.windowing.windows * self.windowing.stride_tokens, self.windowing.stride_tokens)
@@ -126,7 +128,7 @@ class SavedReference:
     def _window(self, number: int) -> TopLogProbabilities:
         try:
             return TopLogProbabilities(_positions(self._arrays[f"{number}.ids"], self._arrays[f"{number}.values"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (*_DAMAGE, TypeError, MemoryError) as error:
             message = f"{self._path} is damaged at window {number}: {error}"
             raise BadRecord(message, "compute the reference again") from error
 

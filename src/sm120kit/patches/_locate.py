@@ -96,7 +96,11 @@ def _with_fuzz(hunk: Hunk, lines: Sequence[bytes], same_version: bool) -> tuple[
     for fuzz in range(min(MAX_FUZZ, max(head, tail)) + 1):
         first, last = (max(0, fuzz + length - max(head, tail)) for length in (head, tail))
         cut = replace(hunk, start=hunk.start + first, old=_inner(hunk.old, first, last), new=_inner(hunk.new, first, last))
-        fits = [at + 1 for at in _occurrences(cut.old, lines)] if cut.old else []
+        starts, last_start = _occurrences(cut.old, lines) if cut.old else [], len(lines) - len(cut.old)
+        # As in patch and git: what has context on one side only is at the end of the file on the other one.
+        at_begin = tail > fuzz and hunk.old[0] != hunk.new[0]
+        at_end = head > fuzz and hunk.old[-1] != hunk.new[-1]
+        fits = [at + 1 for at in starts if (at == 0 or not at_begin) and (at == last_start or not at_end)]
         if fits or _occurrences(hunk.new, lines):
             return cut, fits
     return hunk, []
