@@ -220,7 +220,7 @@ def test_what_tune_found_is_not_used_where_the_all_reduce_is_compared(
 
     LaunchedServers(tmp_path, free_port())
     monkeypatch.setattr(launch, "require_model", lambda configuration, folder: None)
-    monkeypatch.setattr(resolve, "resolve", resolved)
+    monkeypatch.setattr("sm120kit.cli.serve.resolve", resolved)
     monkeypatch.setattr(launch, "prepare", lambda configuration, *arguments: prepared_launch(configuration, None, None))
     monkeypatch.setattr(launch, "run", run)
     monkeypatch.chdir(tmp_path)

@@ -60,7 +60,7 @@ COMMANDS = Branch(
                 "check": Leaf("patch:check", "Check that the series are well-formed and apply"),
                 "edit": Leaf("patch:edit", "Create a git repository with the series as commits"),
                 "export": Leaf("patch:export", "Write the commits of a `patch edit` repository to the patch files"),
-                "import": Leaf("patch:import_", "Make patch files of a diff, mail, commit or pull request"),
+                "import": Leaf("patch:import_", "Make patch files of a diff, mail or pull request"),
                 "drop": Leaf("patch:drop", "Remove a patch from its series"),
                 "rebase": Leaf("patch:rebase", "Move a series to the version of another recipe"),
             },
