@@ -7,10 +7,13 @@ from dataclasses import replace
 from math import isclose
 
 import pytest
+from typer.testing import CliRunner
 
 from sm120kit.bench import ablation
 from sm120kit.bench.result_file import FORMAT, Environment, MeasuredCase, Result
 from sm120kit.bench.sample import Exchange, parse_sample
+from sm120kit.cli import app
+from sm120kit.core.errors import Mismatch
 from sm120kit.recipes import ablations, configurations
 
 CONFIGURATION = configurations.load("qwen3.8-27b-fp8-1x-rtx-pro-6000")
@@ -41,6 +44,18 @@ def test_gain_is_that_of_paired_starts() -> None:
     (decode,) = [gain for gain in effect.gains if gain.figure == "decode_tok_s"]
     assert isclose(decode.ratio, 2) and decode.interval and all(isclose(end, 2) for end in decode.interval)
     assert effect.answers == ablation.AnswerChanges(0, 3, 0, 2) and effect.answers.text.startswith("answers unchanged")
+
+
+def test_option_that_the_engine_refuses_is_not_measured() -> None:
+    """As recorded; not of a configuration with other arguments than those of the record."""
+    name = "gpt-oss-120b-1x-rtx-pro-6000"
+    argv = ["bench", "run", name, "--ablate", "b12x-linear,nvfp4-kv", "--model", "absent"]
+    refused = CliRunner().invoke(app, argv).exception
+    assert isinstance(refused, Mismatch) and "nvfp4-kv: ValueError" in refused.message and "b12x-linear" not in refused.message
+    configuration = configurations.load(name)
+    assert [each.name for each in ablation.options(configuration, ["b12x-linear"])] == ["b12x-linear"]
+    changed = configuration.model_copy(update={"arguments": (*configuration.arguments, "--block-size", "32")})
+    assert ablation.options(changed, ["nvfp4-kv"])
 
 
 def test_interval_is_students() -> None:

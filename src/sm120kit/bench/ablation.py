@@ -11,8 +11,10 @@ from statistics import mean, stdev
 
 from sm120kit.bench.figures import summary
 from sm120kit.bench.result_file import MeasuredCase, Result
+from sm120kit.core.errors import Mismatch
 from sm120kit.core.outside import parse_json
-from sm120kit.recipes import arguments
+from sm120kit.images import backends
+from sm120kit.recipes import ablations, arguments
 from sm120kit.recipes.ablations import Ablation
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import allreduce
@@ -21,6 +23,23 @@ from sm120kit.serving.derived_configuration import with_arguments
 FIGURES = ("decode_tok_s", "total_tok_s", "prefill_tok_s")
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """0.975 quantiles of Student's t by degrees of freedom, from 1; that of the last for more."""
+
+
+def options(configuration: Configuration, names: Iterable[str]) -> tuple[Ablation, ...]:
+    """The options of a configuration with these names, none of which its engine refuses.
+
+    Raises:
+        NotFound: the configuration has no such option.
+        Mismatch: its engine refuses options.
+    """
+    found, refusals = ablations.named(configuration, names), backends.refused_options(configuration)
+    refused = [f"{each.name}: {refusals[each.name]}" for each in found if each.name in refusals]
+    if refused:
+        raise Mismatch(
+            f"{configuration.engine} refuses options of {configuration.name}: {'; '.join(refused)}",
+            f"leave them out; `sm120kit config show {configuration.name}` lists the others",
+        )
+    return found
 
 
 def configured(configuration: Configuration, option: Ablation) -> Configuration:

@@ -22,7 +22,7 @@ from sm120kit.cli.verify_server import brief_probe
 from sm120kit.core import console
 from sm120kit.core.disk import require_writable
 from sm120kit.core.urls import is_url
-from sm120kit.recipes import ablations, configurations
+from sm120kit.recipes import configurations
 
 RESTARTS = 2
 """Restarts for ``--ablate``: three starts are the fewest whose interval is of use."""
@@ -102,7 +102,7 @@ def run_(
         _require_options_of_config(target, running, launched)
     else:
         _require_options_of_url(launched)
-    options = ablations.named(configuration, launched.ablate.split(",")) if configuration and launched.ablate else ()
+    options = ablation.options(configuration, launched.ablate.split(",")) if configuration and launched.ablate else ()
     restarts = launched.restarts or (RESTARTS if options else 0)
     stated = given_values(given or [])
     named = choice.load()

@@ -81,7 +81,7 @@ def show(name: ConfigName, json: Json = False) -> None:
     if config.host:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
     rows += [("deviation", f"{change.field}: {change.reason}") for change in config.deviations]
-    refusals = backends.load(config.engine).get(config.name, {}).get("with", {})
+    refusals = backends.refused_options(config)
     for each in ablations.of(config):
         refusal = refusals.get(each.name)
         known = f"{config.engine} refuses it: {refusal}" if refusal else f"{each.effect}; {each.source}"

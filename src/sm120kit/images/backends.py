@@ -72,6 +72,17 @@ def expected(recipe: str, served: Iterable[Configuration]) -> dict[str, dict[str
     return requirements
 
 
+def refused_options(configuration: Configuration) -> dict[str, str]:
+    """The recorded refusals of an engine by ablation, none of a configuration that was not recorded as it is now.
+
+    Raises:
+        BadInput: the record is damaged.
+    """
+    entry = load(configuration.engine).get(configuration.name, {})
+    tried = entry.get("with", {}) if is_current(entry, configuration) else {}
+    return {option: refusal for option, refusal in tried.items() if refusal}
+
+
 def is_current(entry: Mapping[str, Any], configuration: Configuration) -> bool:
     """Whether an entry was recorded for what selects the back-ends of a configuration now."""
     return all(entry.get(key) == value for key, value in inputs(configuration).items())
