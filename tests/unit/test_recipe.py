@@ -157,6 +157,7 @@ def test_every_engine_recipe_is_well_formed(name: str) -> None:
         ('as_of = "2026-05-08"', 'as_of = "May"', "'May' is not a day: write YYYY-MM-DD"),
         ('state = "verified"', 'state = "tested"', "state: input should be 'resolved' or 'verified'; it is 'tested'"),
         ('engine = "sglang"', 'engine = "llama"', "engine: 'llama' is none of flashinfer, vllm, sglang"),
+        ('base = "', 'base_image = "', "base_image: an image is no base any more"),
         ('serve = ["python"', 'serv = ["python"', "serv: unknown key; did you mean 'serve'?"),
         ("[environment]", "[enviroment]", "enviroment: unknown key; did you mean 'environment'?"),
         ("as_of =", "asof =", "environment.asof: unknown key; did you mean 'as_of'?"),

@@ -41,7 +41,8 @@ def read(path: Path) -> Recipe:
     engine = str(data.get("engine", FLASHINFER_KEY))
     if engine not in known_engines():
         raise BadInput(f"{path}: engine: {engine!r} is none of {', '.join(known_engines())}", hint)
-    return validate(kind_of(engine), data, path, hint, other_name(data, path.stem))
+    gone = ["base_image: an image is no base any more; base names one, as debian-12"] if data.pop("base_image", "") else []
+    return validate(kind_of(engine), data, path, hint, [*gone, *other_name(data, path.stem)])
 
 
 def other_name(data: dict[str, Any], stem: str) -> list[str]:

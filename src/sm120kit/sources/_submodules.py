@@ -122,7 +122,7 @@ def _fetch(repository: Repository, url: str, commit: str) -> None:
         if full.returncode != 0:
             raise FetchFailed(
                 f"{redacted(url)} cannot be read: {_reason(full)}",
-                "check the URL, the network and git's settings, or --mirror",
+                "check the URL, the network and git's settings, such as its credential helper, or --mirror",
             )
     kind = repository.git("cat-file", "-t", commit, check=False).stdout.strip()
     if kind == "commit":
