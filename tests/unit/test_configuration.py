@@ -17,11 +17,24 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.engines import parser
 from sm120kit.hosts.doctor import CHECKS
-from sm120kit.recipes import ablations, configuration_file, configurations
+from sm120kit.recipes import ablations, configuration_file, configurations, drafters
 from sm120kit.recipes.configurations import Hardware, Speculation
 from sm120kit.serving.fit import planned
 
 GOOD = (data_root() / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml").read_text()
+
+
+def test_speculation_is_on_wherever_no_reason_stands_against_it() -> None:
+    """Of a checkpoint that cannot draft, the recorded config.json has no MTP layers, or is reported to be wrong."""
+    for configuration in map(configurations.load, configurations.names()):
+        reason = configuration.no_speculation
+        assert configuration.historical or (reason is None) is (configuration.speculation is not None), configuration.name
+        if reason and reason.because == "checkpoint":
+            repository = configuration.model.repository
+            assert not drafters.of(repository, recipes.load_engine(configuration.engine)), configuration.name
+            (path,) = (data_root() / "recipes" / "checkpoints").glob(f"{repository.replace('/', '--')}.json")
+            claims = re.search(r'"(mtp_num_hidden|num_nextn_predict)_layers": *[1-9]', path.read_text())
+            assert bool(claims) is ("claims" in reason.reason), configuration.name
 
 
 @pytest.mark.parametrize("name", configurations.names())

@@ -73,6 +73,8 @@ def show(name: ConfigName, json: Json = False) -> None:
         *((f"environment {key}", value) for key, value in config.environment.items()),
         ("container", _container(config.container)),
     ]
+    if without := config.no_speculation:
+        rows.append(("no speculation", f"{without.because}: {without.reason}"))
     if bounds := reproduce.planned_rates(config):
         text = f"{bounds.roofline:.0f} tok/s at concurrency 1 and depth 0, ceiling {bounds.ceiling:.0f}"
         rows.append(("roofline", text + _drafts(config)))

@@ -107,6 +107,14 @@ class Speculation(Strict):
     kv_bytes: Annotated[int, Field(ge=0)] = 0
 
 
+class NoSpeculation(Strict):
+    """Why a configuration drafts no tokens: the checkpoint has neither MTP layers nor a drafter, the engine does not load them,
+    they do not fit, a report stands against them, or nobody has tried."""
+
+    because: Literal["checkpoint", "engine", "memory", "report", "untried"]
+    reason: Text
+
+
 class BadVersion(Strict):
     """A version with which this configuration is known to be wrong or slow."""
 
@@ -160,6 +168,7 @@ class Configuration(Strict):
     pipeline_parallel: Count = 1
     expert_parallel: Count = 1
     speculation: Speculation | None = None
+    no_speculation: NoSpeculation | None = None
     arguments: Strings
     environment: Annotated[dict[str, str], Field(default_factory=dict)]
     container: Annotated[Container, Field(default_factory=lambda: Container.model_validate({}))]
@@ -297,6 +306,8 @@ def _contradictions(data: dict[str, Any], stem: str) -> Iterator[str]:
             yield "model.why_unpinned: set, but a revision is pinned"
         if model.get("needs_mtp") is True and "speculation" not in data:
             yield "model.needs_mtp: true, but there is no speculation"
+    if "speculation" in data and "no_speculation" in data:
+        yield "no_speculation: stated, but there is speculation"
     yield from _contradicting_arguments(data)
     hardware, tensor, pipeline = data.get("hardware"), data.get("tensor_parallel"), data.get("pipeline_parallel", 1)
     if not isinstance(hardware, dict):
