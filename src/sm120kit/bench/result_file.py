@@ -152,6 +152,7 @@ def read(path: Path) -> Result:
     Raises:
         BadInput: the file is missing, not a result, or of a newer format.
     """
+    hint = "name a file that bench run wrote; `sm120kit bench import` reads those of other benchmarks"
     try:
         content = parse_json(read_input(path))
         version = content.get("format") if isinstance(content, dict) else None
@@ -163,6 +164,6 @@ def read(path: Path) -> Result:
             )
         return read_record(Result, path)
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "name a file that bench run wrote") from error
+        raise BadInput(f"{path}: {error.strerror}", hint) from error
     except ValueError as error:
-        raise BadInput(f"{path} is not a result: {error}", "name a file that bench run wrote") from error
+        raise BadInput(f"{path} is not a result: {error}", hint) from error
