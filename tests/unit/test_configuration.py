@@ -99,6 +99,7 @@ def load_error(tmp_path: Path, old: str, new: str) -> str:
         ('"--tp-size", "2"', '"--tp-size", "2", "--pp-size", "2"', "pipeline_parallel 2, but hardware.gpus is 2"),
         ("tensor_parallel = 2", 'tensor_parallel = "2"', "tensor_parallel: input should be a valid integer"),
         ("[speculation]", "[speculation_]", "speculation_: unknown key"),
+        ("[hardware]", '[no_speculation]\nbecause = "memory"\nreason = "x"\n[hardware]', "no_speculation: stated, but"),
         ('reproducibility = "withdrawn"', 'reproducibility = "sure"', "reference.0.reproducibility"),
         ('name = "qwen', 'name = "other-qwen', "is not the file's name"),
         ("edition = 1", "edition = ", "not TOML"),
