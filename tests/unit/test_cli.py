@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -320,3 +321,25 @@ def test_unknown_name_has_three_suggestions(words: list[str], near: str) -> None
     error = run(*words).exception
     assert isinstance(error, NotFound) and near in error.hint
     assert 0 < sum(name in error.hint.replace(",", " ").split() for name in (*recipes.names(), *configurations.names())) <= 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--state", "{state}", "-q", "cache", "--json"),
+        ("-q", "cache", "--state={state}", "--json"),
+        ("--state={state}", "-C", "{directory}", "--offline", "cache", "--json"),
+        ("cache", "--json", "--state", "{state}"),
+    ],
+)
+def test_options_of_every_command_are_taken_before_and_after_its_name(words: tuple[str, ...], tmp_path: Path) -> None:
+    argv = [word.format(state=tmp_path / "state", directory=tmp_path) for word in words]
+    done = subprocess.run([sys.executable, "-m", "sm120kit", *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == str(tmp_path / "state")
+
+
+def test_options_of_every_command_are_taken_between_a_group_and_its_command() -> None:
+    done = CliRunner().invoke(app, ["recipe", "--offline", "list", "-q"])
+    assert done.exit_code == 0, done.output
+    assert CliRunner().invoke(app, ["recipe", "--json", "list"]).exit_code == 2

@@ -13,7 +13,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -479,6 +479,22 @@ def common_help() -> list[tuple[str, str]]:
         (" ".join([", ".join(sorted((each.default, *each.param_decls), key=len)), each.metavar or ""]), each.help)
         for each in options
     ]
+
+
+def split_common(args: list[str], own: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """Separate the options of every command from a group's own options before the name of a command, and what follows.
+
+    ``own`` are the group's options, each with whether it has a value.
+    """
+    options = (hint.__metadata__[0] for hint in get_type_hints(Sources, include_extras=True).values())
+    common = {name: bool(each.metavar) for each in options for name in (each.default, *each.param_decls)}
+    moved: list[str] = []
+    kept: list[str] = []
+    while args and (name := args[0].partition("=")[0]) in common | own:
+        words = 2 if (common | own)[name] and "=" not in args[0] else 1
+        (moved if name in common else kept).extend(args[:words])
+        args = args[words:]
+    return moved, kept + args
 
 
 def _options(group: Any) -> list[inspect.Parameter]:

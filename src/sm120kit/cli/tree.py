@@ -13,12 +13,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sm120kit.cli import config_file, help_text, plugins
-from sm120kit.cli.options import COMMON, SHARED, common_help, expand_groups
+from sm120kit.cli.options import COMMON, SHARED, common_help, expand_groups, split_common
 from sm120kit.core import console
 from sm120kit.core.errors import BadInput
 from sm120kit.core.report_page import Page
 
 PREFIX = "SM120KIT"
+MOVED = "sm120kit.common"
+"""Of a click context: the options of every command that were given before its name."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. An invalid value is reported with the environment variable or file that sets it."""
+        args = [*ctx.meta.get(MOVED, ()), *args]
         console.json_errors = "--json" in args
         try:
             rest = super().parse_args(ctx, args)
@@ -171,6 +174,9 @@ class Group(TyperGroup):
         for option in self.get_params(ctx):  # typer's own, such as --help: it would load pydantic to convert None
             if option.is_flag:
                 option.default = option.default or False
+        own = {name: not option.is_flag for option in self.get_params(ctx) for name in option.opts}
+        moved, args = split_common(args, own)
+        ctx.meta[MOVED] = [*ctx.meta.get(MOVED, ()), *moved]
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
