@@ -488,10 +488,11 @@ def split_common(args: list[str], own: Mapping[str, bool]) -> tuple[list[str], l
     """
     options = (hint.__metadata__[0] for hint in get_type_hints(Sources, include_extras=True).values())
     common = {name: bool(each.metavar) for each in options for name in (each.default, *each.param_decls)}
+    has_value: dict[str, bool] = {**common, **own}
     moved: list[str] = []
     kept: list[str] = []
-    while args and (name := args[0].partition("=")[0]) in common | own:
-        words = 2 if (common | own)[name] and "=" not in args[0] else 1
+    while args and (name := args[0].partition("=")[0]) in has_value:
+        words = 2 if has_value[name] and "=" not in args[0] else 1
         (moved if name in common else kept).extend(args[:words])
         args = args[words:]
     return moved, kept + args

@@ -170,11 +170,11 @@ class Group(TyperGroup):
         return None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        option: Any
-        for option in self.get_params(ctx):  # typer's own, such as --help: it would load pydantic to convert None
+        options: Any = self.get_params(ctx)
+        for option in options:  # typer's own, such as --help: it would load pydantic to convert None
             if option.is_flag:
                 option.default = option.default or False
-        own = {name: not option.is_flag for option in self.get_params(ctx) for name in option.opts}
+        own = {name: not option.is_flag for option in options for name in option.opts}
         moved, args = split_common(args, own)
         ctx.meta[MOVED] = [*ctx.meta.get(MOVED, ()), *moved]
         return super().parse_args(ctx, args)
