@@ -158,7 +158,7 @@ def test_key_and_headers_of_the_server_are_not_sent_to_the_reference() -> None:
     with HTTPServer(("127.0.0.1", 0), Models) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        for key, sent in (("", None), ("other", "Bearer other")):
+        for key, sent in (("", None), ("of-the-reference", "Bearer of-the-reference")):
             probed = ProbedServer(api_key="hunter2", header=["X-Key: hunter2"], reference=url, reference_api_key=key)
             assert probed.compared()
             assert seen[-1].get("Authorization") == sent and "hunter2" not in str(seen)

@@ -183,7 +183,7 @@ def test_wrong_usage_has_the_form_of_every_error(command: str) -> None:
     assert done.returncode == 2 and error.startswith("error: ") and hint.startswith("hint: ")
 
 
-@pytest.mark.parametrize("command", ["--state x build vllm", "patch --offline status"])
+@pytest.mark.parametrize("command", ["--jobs 2 build vllm", "patch --json status"])
 def test_an_option_before_the_name_of_a_command_is_told_its_place(command: str) -> None:
     done = subprocess.run([sys.executable, "-m", "sm120kit", *command.split()], capture_output=True, text=True)
     assert done.returncode == 2 and "follow the name of a command" in done.stderr
