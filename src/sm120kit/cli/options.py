@@ -472,12 +472,16 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
+def _common() -> list[Any]:
+    """The options of every command as typer has them. Commands are built with pydantic, which takes long to load."""
+    return [hint.__metadata__[0] for hint in get_type_hints(Sources, include_extras=True).values()]
+
+
 def common_help() -> list[tuple[str, str]]:
-    """The options of every command with their help. Commands are built with pydantic, which takes long to load."""
-    options = (hint.__metadata__[0] for hint in get_type_hints(Sources, include_extras=True).values())
+    """The options of every command with their help."""
     return [
         (" ".join([", ".join(sorted((each.default, *each.param_decls), key=len)), each.metavar or ""]), each.help)
-        for each in options
+        for each in _common()
     ]
 
 
@@ -486,8 +490,9 @@ def split_common(args: list[str], own: Mapping[str, bool]) -> tuple[list[str], l
 
     ``own`` are the group's options, each with whether it has a value.
     """
-    options = (hint.__metadata__[0] for hint in get_type_hints(Sources, include_extras=True).values())
-    common = {name: bool(each.metavar) for each in options for name in (each.default, *each.param_decls)}
+    if not args or not args[0].startswith("-"):
+        return [], args
+    common = {name: bool(each.metavar) for each in _common() for name in (each.default, *each.param_decls)}
     has_value: dict[str, bool] = {**common, **own}
     moved: list[str] = []
     kept: list[str] = []
