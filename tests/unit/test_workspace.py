@@ -20,7 +20,7 @@ from sm120kit.core import console, reporting
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import full, require_new, require_output_directory, require_writable
-from sm120kit.core.errors import BadRecord, NotTrusted, SystemRefused
+from sm120kit.core.errors import BadRecord, NotFound, NotTrusted, SystemRefused
 from sm120kit.core.locks import host_turn
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
@@ -69,6 +69,12 @@ def test_directory_of_somebody_else_is_no_state_directory(tmp_path: Path, entry:
         with pytest.raises(NotTrusted), Workspace.at(root).maintenance():
             pass
     assert file.read_text() == "precious" and not (tmp_path / MARKER).exists()
+
+
+def test_absent_directory_is_not_maintained_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=str(tmp_path / "none")), Workspace.at(tmp_path / "none").maintenance():
+        pass
+    assert not (tmp_path / "none").exists()
 
 
 def test_marker_that_is_a_link_counts_for_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from sm120kit.core import reporting
 from sm120kit.core._users import is_private_group, user_label
 from sm120kit.core.disk import UNWRITABLE_HINT, disk_errors
-from sm120kit.core.errors import NotTrusted, SystemRefused
+from sm120kit.core.errors import NotFound, NotTrusted, SystemRefused
 from sm120kit.core.locks import exclusive, holders
 from sm120kit.core.temporary import owned_directory, remove_abandoned
 
@@ -96,9 +96,14 @@ class Workspace:
         """Require that sm120kit made the directory.
 
         Raises:
+            NotFound: it does not exist.
             NotTrusted: it has no marker.
         """
         marker = self.root / MARKER
+        if not os.path.lexists(self.root):
+            raise NotFound(
+                f"there is no state directory {self.root}", "nothing was built or pulled; or name another with --state"
+            )
         if marker.is_symlink() or not marker.is_file():
             raise NotTrusted(
                 f"{self.root} was not made by sm120kit: it has no file {MARKER}",
@@ -111,7 +116,7 @@ class Workspace:
         """Exclude all other commands while the block runs. Waits for commands that use the directory, and reports them.
 
         Raises:
-            NotTrusted: sm120kit did not make it.
+            NotFound, NotTrusted: see :meth:`require_marked`.
             SystemRefused: its file system has no locks, so that its users cannot be detected.
         """
         self.require_marked()
