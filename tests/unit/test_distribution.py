@@ -399,7 +399,7 @@ def test_tokens_that_expire_are_renewed(server: RegistryServer, layout: Layout, 
     image = add_image(layout, 1, 2)
     digest = push(server, layout, image)
     assert pull(server, tmp_path / "copy", digest)[1] == image
-    assert server.count("GET", "^/token.*repository%3Asm120kit%2Fvllm%3Apull%2Cpush") > 3
+    assert server.count("GET", "^/token.*repository%3Asm120kit%2Fvllm%3Apull%2Cpush") > 1
 
 
 def test_token_of_another_thread_that_expired_is_renewed(server: RegistryServer, layout: Layout, tmp_path: Path) -> None:
