@@ -26,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import parser_options
+
 from sm120kit import recipes
 from sm120kit.bench.ablation import configured
 from sm120kit.core.workspace import Workspace
@@ -36,7 +38,6 @@ from sm120kit.recipes import target as targets
 from sm120kit.sources import resolver, wheelhouse
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
-from sm120kit.wheels import _parser_options as parser_options
 from sm120kit.wheels._overlay import locked_wheels, write_patched_members
 
 FORMAT = 1

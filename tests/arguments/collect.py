@@ -1,6 +1,6 @@
 """Record the options of engines' argument parsers, without a GPU and without an image: ``collect.py [RECIPE]...``.
 
-For each recipe that a configuration names, :mod:`sm120kit.wheels._parser_options` reads the options of the parser, and its
+For each recipe that a configuration names, :mod:`parser_options` reads the options of the parser, and its
 error message for each configuration; they are written to ``recipes/engines/<recipe>.arguments.json``.
 """
 
@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import parser_options
+
 from sm120kit import recipes, serving
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines.parser import record_path
@@ -18,7 +20,6 @@ from sm120kit.images.image_records import Image
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels import _parser_options as parser_options
 
 
 def main() -> None:

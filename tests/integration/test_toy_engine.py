@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import parser_options
+import parser_probe
 import pytest
 from cpu_server import free_port
 from python_base import VERSION, python_base
@@ -35,8 +37,6 @@ from sm120kit.recipes import arguments, configurations, load_engine
 from sm120kit.recipes.recipe_records import Closure
 from sm120kit.serving import Run, launch
 from sm120kit.serving.launch import LaunchOptions
-from sm120kit.wheels import _parser_options as parser_options
-from sm120kit.wheels import parser_probe
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SERVER = b"""
@@ -110,7 +110,7 @@ def wheel_files() -> dict[str, bytes]:
 
 
 def record_options(directory: Path) -> None:
-    """Record the options of the parser in the wheel, as ``recipe new --arguments`` does in an environment of its own."""
+    """Record the options of the parser in the wheel."""
     directory.mkdir()
     for name, content in wheel_files().items():
         (directory / name).write_bytes(content)

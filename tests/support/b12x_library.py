@@ -12,12 +12,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import parser_options
+
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import target as targets
 from sm120kit.sources import wheelhouse
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels import _parser_options as parser_options
 from sm120kit.wheels._overlay import locked_wheels, write_patched_members
 
 RECIPE = "sglang-0.5.11-b12x"

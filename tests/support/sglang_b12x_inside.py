@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-PARSER_PROBE = Path(__file__).parents[2] / "src" / "sm120kit" / "wheels" / "parser_probe.py"  # sm120kit is not installed here
+PARSER_PROBE = Path(__file__).with_name("parser_probe.py")  # sm120kit is not installed here
 runpy.run_path(str(PARSER_PROBE))["stand_in"]("torchvision", "sgl_kernel", "flashinfer")
 import torch  # noqa: E402
 

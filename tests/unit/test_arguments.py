@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import parser_options
 import pytest
 import synthetic_hosts
 from model_folders import HYBRID, NVFP4, folder
@@ -21,7 +22,6 @@ from sm120kit.core.errors import BadInput
 from sm120kit.engines import parser
 from sm120kit.engines.parser import Option, ParserRecord, rejection
 from sm120kit.recipes import arguments, configurations, lockfile
-from sm120kit.wheels import _parser_options as parser_options
 
 COLLECT = runpy.run_path(str(Path(__file__).parents[1] / "arguments" / "collect.py"))
 VLLM = "vllm-0.19.1"

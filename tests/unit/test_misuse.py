@@ -429,8 +429,6 @@ CASES = {
     "build flashinfer --memory nan": (2, "nan"),
     "build flashinfer --memory=-1": (2, "'-1'"),
     "build flashinfer --memory 0": (2, "'0'"),
-    "recipe new flashinfer@0.7.1 --arguments": (2, "--arguments is for vLLM and SGLang"),
-    "recipe new vllm@0.32.0 --arguments --offline": (2, "and without --draft, --offline and --mirror"),
     "build flashinfer --cache-push": (2, "--cache-push requires --cache"),
     "build flashinfer --cache localhost:9/x --key key.pem": (2, "sign what --cache-push stores"),
     "build flashinfer --cache localhost:9/x --cache-push --key key.pem": (2, "--key and --keyless require --trust"),

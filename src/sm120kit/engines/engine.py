@@ -127,7 +127,7 @@ class Engine:
     requests with the same salt share their prefixes.
 
     An unpacked image has at most ``size_limit_bytes``. ``suite`` is the directory of its checks, None for that in
-    ``images/checks/suites``. ``in_head`` are requirements that the comment at the start of its recipes lists.
+    ``images/checks/suites``.
     """
 
     name: str
@@ -150,7 +150,6 @@ class Engine:
     size_limit_bytes: int = 16 * 2**30
     suite: Path | None = None
     repository: str = ""
-    in_head: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     model_parsers: tuple[ModelParsers, ...] = ()

@@ -1,7 +1,7 @@
 """What the argument parser of an engine accepts, from the record of its options and the engine's rules of spelling.
 
-``recipe new --arguments`` and ``tests/arguments/collect.py`` record the options of the parser in the locked wheel, in
-``recipes/engines/<recipe>.arguments.json`` beside the recipe.
+``nox -s arguments`` records the options of the parser in the locked wheel, in ``recipes/engines/<recipe>.arguments.json``
+beside the recipe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Option:
     """An option with its names; no names for a positional argument. ``nargs`` and ``choices`` as in argparse.
 
     ``type`` names the function that converts a value, and the one that this is made with. ``keys`` are those of a JSON object,
-    each with the types and values that it takes (:func:`sm120kit.wheels.parser_probe.keys_of`), none if that is not known.
+    each with the types and values that it takes, none if that is not known.
     """
 
     names: tuple[str, ...]

@@ -289,5 +289,4 @@ SGLANG = Sglang(
         ("--fp4-gemm-backend", "b12x"): "b12x",
     },
     size_limit_bytes=18 * 2**30,
-    in_head=("sglang-kernel",),
 )

@@ -1,4 +1,4 @@
-"""Write a recipe or a configuration as TOML, with the comments of the recipe that it is made from where they still apply."""
+"""Write a recipe or a configuration as TOML that is made to be edited."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 WIDTH = 130
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_VERSION = re.compile(r"\d+\.\d+\.\w+")
 _INLINE_BELOW = ("modules", "groups", "from_source")
 """Tables in which a table of plain values is written in one line, if it fits."""
 
@@ -23,56 +22,9 @@ class Rows(list[Any]):
         super().__init__(chain.from_iterable(self.rows))
 
 
-class Comments:
-    """The comments above the lines of a recipe, and those at their ends.
-
-    Those that mention a version are left out: they are about the release that the recipe is for. ``renamed`` are texts of the
-    recipe with their replacements in the new one, ``above`` are comments above lines instead of those of the recipe.
-    """
-
-    def __init__(self, text: str = "", renamed: Mapping[str, str] = {}, above: Mapping[str, str] = {}) -> None:
-        self._above: dict[str, list[str]] = {}
-        self._behind: dict[str, str] = {}
-        block: list[str] = []
-        _, _, body = text.partition("\nedition")  # the comment above describes the release
-        for line in body.splitlines()[1:]:
-            stripped = line.strip()
-            if stripped.startswith("#"):
-                block.append(stripped)
-                continue
-            code, behind = _split(stripped)
-            for old, new in renamed.items():
-                code = code.replace(old, new)
-            if block and code and not any(map(_VERSION.search, block)):
-                self._above.setdefault(code, block)
-            if behind and not _VERSION.search(behind):
-                self._behind.setdefault(code, behind)
-            block = []
-        self._above |= {line: [f"# {comment}"] for line, comment in above.items()}
-
-    def above(self, line: str) -> list[str]:
-        """The comment above a line of the new recipe, which the first such line gets."""
-        return self._above.pop(line.strip(), [])
-
-    def behind(self, line: str) -> str:
-        """The comment at the end of a line of the new recipe."""
-        return self._behind.get(line.strip(), "")
-
-
-def _split(line: str) -> tuple[str, str]:
-    """A line of TOML and the comment at its end; a text with ``#`` counts as no comment."""
-    match = re.fullmatch(r"""((?:[^"'#]|"[^"]*"|'[^']*')*?)\s*(#.*)?""", line)
-    return (match[1], match[2] or "") if match else (line, "")
-
-
-def write(data: Mapping[str, Any], head: str, comments: Comments) -> str:
-    """The text of a recipe; ``head`` is the comment at its start."""
-    lines: list[str] = []
-    for line in _table((), data):
-        indent = line[: len(line) - len(line.lstrip())]
-        lines += [indent + comment for comment in comments.above(line)]
-        behind = comments.behind(line)
-        lines.append(f"{line}  {behind}" if behind else line)
+def write(data: Mapping[str, Any], head: str) -> str:
+    """The text of a recipe or a configuration; ``head`` is the comment at its start."""
+    lines = _table((), data)
     return "".join(f"# {line}\n" for line in head.splitlines()) + "\n".join(lines).strip() + "\n"
 
 

@@ -23,7 +23,7 @@ def content(configuration: Configuration) -> dict[str, Any]:
 def text(data: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
     """The TOML text of a configuration's content: one line for each option; ``comments`` are lines above it."""
     options = _toml_text.Rows(words for _, words in parser.split(str(data["engine"]), data["arguments"]))
-    return _toml_text.write({**data, "arguments": options}, "\n".join(comments), _toml_text.Comments())
+    return _toml_text.write({**data, "arguments": options}, "\n".join(comments))
 
 
 def write(name: str, written: str, *, overwrite: bool) -> Path:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatch, fnmatchcase
 from pathlib import PurePosixPath
@@ -28,8 +27,7 @@ from sm120kit.sources.wheel_metadata import WheelMetadata
 CUBIN_CHECK = "FLASHINFER_DISABLE_VERSION_CHECK"
 """Variable without which FlashInfer refuses a flashinfer-cubin whose version is not its own."""
 
-_NAMED_IN_HEAD = ("torch", FLASHINFER, "flashinfer-cubin", FFI, "nvidia-cutlass-dsl", "b12x")
-"""Requirements of every engine that the comment at the start of its recipe lists, beside :attr:`Engine.in_head`."""
+_OVERRIDES = "overrides of "
 
 
 def title(engine: str) -> str:
@@ -44,35 +42,24 @@ def distribution(engine: str) -> str:
 
 @dataclass
 class Draft:
-    """A recipe that is being made: its TOML as ``data``, and what was decided about it.
-
-    ``notes`` state what was changed from the recipe ``template``; ``decisions`` is what a person has to decide. ``text`` is the
-    TOML of the template, whose comments are taken over.
-    """
+    """A recipe that is being made of the recipe ``template``: its TOML as ``data``, and what a person has to decide."""
 
     name: str
     data: dict[str, Any]
     template: str
-    text: str
-    head: str
-    renamed: dict[str, str]
-    notes: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
 
     def toml(self) -> str:
         """The text of the recipe."""
-        not_inspected = f"The reasons are those of {self.template}: the wheels of this release were not inspected."
-        comments = _toml_text.Comments(self.text, self.renamed, {"[[upstream]]": not_inspected})
-        return _toml_text.write(self.data, self.head, comments)
+        return _toml_text.write(self.data, f"Drafted from {self.template}: its reasons and estimates were not checked.")
 
 
 @dataclass(frozen=True)
 class Template:
-    """A recipe that another one is drafted from: its name, its TOML and the text of it."""
+    """A recipe that another one is drafted from: its name and its TOML."""
 
     name: str
     data: Mapping[str, Any]
-    text: str
 
     @property
     def version(self) -> str:
@@ -137,13 +124,11 @@ def nearest(version: str, templates: Sequence[str], releases: Sequence[str]) -> 
     return min(templates, key=lambda each: (abs(position[Version(each)] - at), -position[Version(each)]))
 
 
-def draft_flashinfer(
-    template: Template, sdist: ListedFile, cutlass: tuple[str, str], ffi: tuple[str, str], engine: str = ""
-) -> Draft:
+def draft_flashinfer(template: Template, sdist: ListedFile, cutlass: tuple[str, str], ffi: str, engine: str = "") -> Draft:
     """Draft a FlashInfer recipe. All modules and groups of the template are taken over, see :func:`keep_modules`.
 
-    ``cutlass`` are path and version of CUTLASS in the source, ``ffi`` the version of tvm-ffi and the reason for it, ``engine``
-    the release that pins this version, in prose.
+    ``cutlass`` are path and version of CUTLASS in the source, ``ffi`` the version of tvm-ffi, ``engine`` the release that pins
+    this version, in prose.
     """
     data = copy.deepcopy(dict(template.data))
     version = sdist.version
@@ -158,17 +143,11 @@ def draft_flashinfer(
         },
     }
     requires = data.get("environment", {}).get("requires", [])
-    data.get("environment", {})["requires"] = [f"{FFI}=={ffi[0]}" if each.startswith(f"{FFI}==") else each for each in requires]
-    estimates = f"Memory and seconds of its units are those of {template.name}, until a build of this version measures them."
-    head = f"FlashInfer {version}{f': pinned by {engine}' if engine else ''}.\n{_wrap(estimates)}"
-    draft = Draft(name, data, template.name, template.text, head, {template.version: version})
-    draft.notes.append(f"CUTLASS {cutlass[1]} in {cutlass[0]}")
-    draft.notes.append(f"{FFI} {ffi[0]}: {ffi[1]}")
+    data.get("environment", {})["requires"] = [f"{FFI}=={ffi}" if each.startswith(f"{FFI}==") else each for each in requires]
     for table in (*data["modules"].values(), *data["groups"].values()):
         for key in ("expect_kernels", "expect_sample_kernels"):
             table.pop(key, None)
-    draft.notes.append("kernels are not counted yet: add expect_kernels after the first build")
-    return draft
+    return Draft(name, data, template.name, ["kernels are not counted yet: add expect_kernels after the first build"])
 
 
 def keep_modules(draft: Draft, sources: Mapping[str, Sequence[str]], failures: Mapping[str, str]) -> None:
@@ -182,31 +161,16 @@ def keep_modules(draft: Draft, sources: Mapping[str, Sequence[str]], failures: M
         del modules[name]
         draft.decisions.append(f"module {name} is left out: {reason}")
     for name, table in modules.items():
-        kept = [entry for entry in table.get("leave_out", []) if any(fnmatch(file, entry["units"]) for file in sources[name])]
-        for entry in table.get("leave_out", []):
-            if entry not in kept:
-                draft.notes.append(f"{name}: no unit is named like {entry['units']} any longer")
-        if "leave_out" in table:
-            table["leave_out"] = kept
-            if not kept:
-                del table["leave_out"]
+        kept = [entry for entry in table.pop("leave_out", []) if any(fnmatch(file, entry["units"]) for file in sources[name])]
+        table |= {"leave_out": kept} if kept else {}
     groups: dict[str, Any] = draft.data["groups"]
     for name, group in list(groups.items()):
         group["modules"] = [module for module in group["modules"] if module in modules]
-        samples = []
-        for sample in group.get("samples", []):
-            module, _, units = sample.partition("/")
-            if module in modules and any(fnmatch(file, f"{units}*") for file in sources[module]):
-                samples.append(sample)
-            else:
-                draft.notes.append(f"group {name}: no unit is named like {sample} any longer")
-        if "samples" in group:
-            group["samples"] = samples
-            if not samples:
-                del group["samples"]
+        files = [f"{module}/{file}" for module in modules for file in sources[module]]
+        samples = [sample for sample in group.pop("samples", []) if any(fnmatch(file, f"{sample}*") for file in files)]
+        group |= {"samples": samples} if samples else {}
         if not group["modules"] and not samples:
             del groups[name]
-            draft.notes.append(f"group {name} is left out: it has no module")
     if draft.data["default_group"] not in groups and groups:
         draft.data["default_group"] = next(iter(groups))
         draft.decisions.append(f"default group {draft.data['default_group']}, as that of {draft.template} has no module")
@@ -239,15 +203,15 @@ def draft_engine(
         "state": "resolved",
         "flashinfer": flashinfer.name,
     }
-    head = _engine_head(engine, wheel, required)
-    renamed = {f"=={template.version}": f"=={version}"}
-    draft = Draft(name, data, template.name, template.text, head, renamed)
+    draft = Draft(name, data, template.name)
     environment["requires"] = list(_requires(draft, environment["requires"], engine, new.extras))
     if wheel.uploaded:
         environment["as_of"] = (wheel.uploaded + timedelta(days=1)).date().isoformat()
     else:
         environment.pop("as_of", None)
         draft.decisions.append("as_of: the index states no time of upload; set the day after the release, or leave it out")
+    if overrides := ", ".join(environment.get("overrides", ())):
+        draft.decisions.append(f"{_OVERRIDES}{overrides}: remove those without which `sm120kit recipe lock` resolves as well")
     if data["kernels"] not in flashinfer.data["groups"]:
         data["kernels"] = flashinfer.data["default_group"]
         draft.decisions.append(
@@ -266,42 +230,31 @@ def draft_engine(
     return draft
 
 
-def without_overrides(draft: Draft, names: Collection[str]) -> dict[str, Any]:
-    """The TOML of a draft with only the overrides ``names``."""
+def resolvable(draft: Draft, failures: Sequence[ResolutionFailed]) -> Iterator[Draft]:
+    """Drafts of an engine of which the first is locked that resolves: without overrides, as it is, without extras.
+
+    ``failures`` has the error of each draft before.
+    """
     environment = draft.data["environment"]
-    overrides = {name: table for name, table in environment.get("overrides", {}).items() if name in names}
-    kept = {key: value for key, value in environment.items() if key != "overrides"}
-    return {**draft.data, "environment": {**kept, **({"overrides": overrides} if overrides else {})}}
+    if "overrides" in environment:
+        decided = [decision for decision in draft.decisions if not decision.startswith(_OVERRIDES)]
+        yield _with_environment(draft, {key: value for key, value in environment.items() if key != "overrides"}, decided)
+    yield draft
+    if extras := [line for line in environment["requires"] if line.startswith(f"{draft.data['engine']}[")]:
+        requires = [line for line in environment["requires"] if line not in extras]
+        left_out = f"{', '.join(extras)} of {draft.template} is left out, because its wheels do not resolve with it"
+        decisions = [*draft.decisions, f"{left_out}: {_cause(failures[-1])}"]
+        yield _with_environment(draft, {**environment, "requires": requires}, decisions)
 
 
-def extras(draft: Draft) -> list[str]:
-    """The requirements of an engine's draft that request an extra of the engine."""
-    return [line for line in draft.data["environment"]["requires"] if line.startswith(f"{draft.data['engine']}[")]
+def _with_environment(draft: Draft, environment: Mapping[str, Any], decisions: list[str]) -> Draft:
+    return Draft(draft.name, {**draft.data, "environment": environment}, draft.template, decisions)
 
 
-def without_extras(draft: Draft, reason: str) -> Draft:
-    """A draft without the extras of its engine, as a decision with the reason."""
-    environment, left_out = draft.data["environment"], extras(draft)
-    requires = [line for line in environment["requires"] if line not in left_out]
-    decision = f"{', '.join(left_out)} of {draft.template} is left out, because its wheels do not resolve with it: {reason}"
-    data = {**draft.data, "environment": {**environment, "requires": requires}}
-    return replace(draft, data=data, decisions=[*draft.decisions, decision])
-
-
-def _engine_head(engine: str, wheel: ListedFile, required: Mapping[str, Requirement]) -> str:
-    of = of_recipe(engine)
-    named = [required[name] for name in (*_NAMED_IN_HEAD, *of.in_head) if name in required]
-    listed = ", ".join(f"{each.name}{_extras(each)}{each.specifier}" for each in named)
-    first = f"{of.title} {wheel.version}, uploaded on {wheel.uploaded:%Y-%m-%d}." if wheel.uploaded else of.title
-    return f"{first}\n{_wrap(f'METADATA of {wheel.filename}: {listed}.')}"
-
-
-def _extras(requirement: Requirement) -> str:
-    return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-
-
-def _wrap(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 128, break_long_words=False, break_on_hyphens=False))
+def _cause(failure: ResolutionFailed) -> str:
+    """The first sentence of the resolver on why wheels do not resolve."""
+    reasons = (line.partition("cause:")[2] for line in failure.message.splitlines() if "cause:" in line)
+    return next(reasons, failure.message.partition("\n")[0]).strip()
 
 
 def _versions(text: str, replaced: Mapping[str, str]) -> str:
@@ -331,14 +284,12 @@ def _keep_upstream(draft: Draft, modules: set[str], former: set[str], required: 
         names = re.findall(rf"\b{engine}\.[\w.]*\w", part["what"])
         gone = [name for name in names if not any(module == name or module.startswith(f"{name}.") for module in modules)]
         if names and gone == names:
-            draft.notes.append(f"upstream {part['what']} is left out: the wheel has no such module")
-        elif gone:
+            continue
+        if gone:
             draft.decisions.append(f"upstream {part['what']}: the wheel has no {', '.join(gone)}; correct the entry")
             kept.append(part)
         elif not names and canonicalize_name(part["what"]) == "flashinfer-cubin" and "flashinfer-cubin" not in required:
-            draft.notes.append("upstream flashinfer-cubin is left out: the engine does not require it")
-            if draft.data.get("env", {}).pop(CUBIN_CHECK, None):
-                draft.notes.append(f"{CUBIN_CHECK} is left out: it is for flashinfer-cubin")
+            draft.data.get("env", {}).pop(CUBIN_CHECK, None)
         else:
             kept.append(part)
     draft.data["upstream"] = kept
@@ -357,9 +308,6 @@ def _keep_left_out(draft: Draft, members: Sequence[str]) -> None:
     for entry in entries:
         own = entry["distribution"] == engine
         files = [pattern for pattern in entry["files"] if not own or any(fnmatchcase(path, pattern) for path in members)]
-        draft.notes.extend(
-            f"leave_out of {engine}: no file matches {pattern} any longer" for pattern in entry["files"] if pattern not in files
-        )
         kept += [{**entry, "files": files}] if files else []
     if entries:
         draft.data["leave_out"] = kept
@@ -367,16 +315,6 @@ def _keep_left_out(draft: Draft, members: Sequence[str]) -> None:
     if taken_over:
         entries = ", ".join(taken_over)
         draft.decisions.append(f"{entries}: those of {draft.template}; compare them with the wheels of this release")
-
-
-def add_overrides(draft: Draft, overrides: Mapping[str, str], required: Mapping[str, Requirement]) -> None:
-    """Add versions that a person has chosen to the overrides of an engine's draft, each with the reason."""
-    tables = draft.data["environment"].setdefault("overrides", {})
-    release = f"{title(draft.data['engine'])} {draft.data['version']}"
-    for name, version in overrides.items():
-        requirement = required.get(name)
-        states = f"{release} requires {requirement.specifier}" if requirement else f"not required by {release} itself"
-        tables[name] = {"version": version, "reason": f"{states}; the wheels on the index in use do not resolve without it"}
 
 
 def require_pin_of_flashinfer(engine: str, version: str, required: Mapping[str, Requirement]) -> str:

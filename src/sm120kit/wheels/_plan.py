@@ -81,11 +81,14 @@ def generator_requests(selection: Selection) -> dict[str, Any]:
             else [sample.split("/", 1)[1] for sample in table.samples if sample.startswith(name + "/")]
         )
         module = selection.recipe.modules[name]
-        leave_out = [entry.units for entry in module.leave_out]
-        requests[name] = {**module.call, "leave_out": leave_out, "only": only}
-        if module.regroup:
-            requests[name]["regroup"] = [table.model_dump() for table in module.regroup]
+        requests[name] = generator_request(module, [entry.units for entry in module.leave_out], only)
     return requests
+
+
+def generator_request(module: ModuleTable, leave_out: Sequence[str] = (), only: Sequence[str] | None = None) -> dict[str, Any]:
+    """Input of a module's generator; ``leave_out`` and ``only`` are patterns of units."""
+    regroup = {"regroup": [table.model_dump() for table in module.regroup]} if module.regroup else {}
+    return {**module.call, "leave_out": list(leave_out), "only": only, **regroup}
 
 
 def plan_flashinfer(

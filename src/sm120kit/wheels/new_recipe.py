@@ -5,11 +5,10 @@ Everything is made in a temporary directory. The FlashInfer recipe that an engin
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -33,7 +32,6 @@ from sm120kit.core.errors import (
     SystemRefused,
     did_you_mean,
 )
-from sm120kit.engines.parser import record_path
 from sm120kit.patches.checkout import series_files
 from sm120kit.patches.drift import VERSION_H, cutlass_version
 from sm120kit.patches.patch_records import PatchState, PatchStatus
@@ -49,8 +47,8 @@ from sm120kit.sources.resolver import compatible_rank
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Checkout, SdistPin
 from sm120kit.sources.wheel_metadata import read_contents
-from sm120kit.wheels import _parser_options as parser_options
 from sm120kit.wheels import pipeline
+from sm120kit.wheels._plan import generator_request
 from sm120kit.wheels.build_records import BuildRequest, Stage
 from sm120kit.wheels.generators import run_generators
 
@@ -62,14 +60,12 @@ _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: Pa
 class NewRecipeRequest:
     """The release that a recipe is made for; ``like`` is the recipe that it is drafted from, by default the nearest one.
 
-    ``overrides`` are versions by name that replace what distributions require, where the wheels do not resolve without them.
     With ``unfinished``, only the TOML is written: not locked and not planned.
     """
 
     engine: str
     version: str
     like: str = ""
-    overrides: Mapping[str, str] = field(default_factory=dict)
     overwrite: bool = False
     unfinished: bool = False
 
@@ -206,15 +202,15 @@ class RecipeMaker:
             if not others:
                 raise NotFound(f"there is no recipe of {engine} to draft from", "write the first one, see docs/update.md")
             path = recipes.locate(f"{engine}-{drafts.nearest(version, others, released)}")
-        return Template(path.stem, read_toml(path), path.read_text(encoding="utf-8")), variant
+        return Template(path.stem, read_toml(path)), variant
 
     def _require_new(self, name: str) -> None:
         path = recipes.path_of(name)
         if path.exists() and not self.request.overwrite:
             raise AlreadyExists(f"{path} exists", "lock it again with `sm120kit recipe lock`, or replace it with --overwrite")
 
-    def _flashinfer(self, version: str, template: Template, engine: Draft | None = None, ffi: str = "") -> StagedRecipe:
-        """Make a FlashInfer recipe; ``engine`` requires it, with a version ``ffi`` of tvm-ffi or none in particular."""
+    def _flashinfer(self, version: str, template: Template, engine: str = "", ffi: str = "") -> StagedRecipe:
+        """Make a FlashInfer recipe; the release ``engine`` requires it, with a version ``ffi`` of tvm-ffi or any."""
         listed = self._files(lockfile.FLASHINFER)
         sdist = next((f for f in listed if Version(f.version) == Version(version) and not f.filename.endswith(".whl")), None)
         if sdist is None:
@@ -224,13 +220,12 @@ class RecipeMaker:
         pin = SdistPin("flashinfer", lockfile.FLASHINFER, sdist.version, sdist.location.sha256)
         checkout = sources.fetch(pin, self.options.workspace, self.options.origin)
         repository = Repository(checkout.repository)
-        required = f"{title(engine.data['engine'])} {engine.data['version']}" if engine else ""
         draft = drafts.draft_flashinfer(
             template,
             sdist,
             _find_cutlass(repository, checkout, template),
-            (ffi, f"{required} requires it") if ffi else self._tvm_ffi(repository, checkout, template),
-            required,
+            ffi or self._tvm_ffi(repository, checkout, template),
+            engine,
         )
         if new := self._new_generators(repository, checkout, template):
             draft.decisions.append(
@@ -246,7 +241,7 @@ class RecipeMaker:
             lockfile.create(target)
         return StagedRecipe(draft, target, states)
 
-    def _tvm_ffi(self, repository: Repository, checkout: Checkout, template: Template) -> tuple[str, str]:
+    def _tvm_ffi(self, repository: Repository, checkout: Checkout, template: Template) -> str:
         """The version of tvm-ffi for a FlashInfer recipe that no engine requires: the template's, if the source permits it."""
         from email import message_from_bytes
 
@@ -255,10 +250,10 @@ class RecipeMaker:
         allowed = SpecifierSet(specifier.strip(" ()"))
         pins = dict(line.split("==") for line in template.data.get("environment", {}).get("requires", []))
         if FFI not in pins or allowed.contains(pins[FFI], prereleases=True):
-            return pins.get(FFI, ""), f"that of {template.name}; the source requires {allowed or 'no version in particular'}"
+            return str(pins.get(FFI, ""))
         for file in self._files(FFI):
             if allowed.contains(file.version):
-                return file.version, f"the newest that the source permits ({allowed})"
+                return file.version
         raise ResolutionFailed(f"the source requires {FFI} {allowed}, which the index does not list", "use another release")
 
     def _new_generators(self, repository: Repository, checkout: Checkout, template: Template) -> list[str]:
@@ -270,29 +265,19 @@ class RecipeMaker:
         """Run the generators of the modules, and leave out those that fail."""
         recipe = target.recipe
         tools, ffi = locked_toolchain.compilers(target, recipe.archs), locked_toolchain.tvm_ffi(target)
-        requests = {
-            name: {
-                **table.call,
-                "leave_out": [],
-                "only": None,
-                **({"regroup": [each.model_dump() for each in table.regroup]} if table.regroup else {}),
-            }
-            for name, table in recipe.modules.items()
-        }
         names: dict[str, tuple[str, ...]] = {}
         failures: dict[str, str] = {}
-        with self.options.workspace.scratch() as work, reporting.step(f"running {len(requests)} generators of {recipe.name}"):
+        with (
+            self.options.workspace.scratch() as work,
+            reporting.step(f"running generators of {recipe.name}"),
+        ):
             patches.materialise(target.tree, work / "tree")
-            try:
-                output = run_generators(work / "tree", work, requests, recipe.archs, tools, ffi)
-                names = {name: module.sources for name, module in output.modules.items()}
-            except CommandFailed:
-                for name, request in requests.items():
-                    try:
-                        output = run_generators(work / "tree", work, {name: request}, recipe.archs, tools, ffi)
-                        names[name] = output.modules[name].sources
-                    except CommandFailed as error:
-                        failures[name] = _last_line(error.message)
+            for name, table in recipe.modules.items():
+                try:
+                    output = run_generators(work / "tree", work, {name: generator_request(table)}, recipe.archs, tools, ffi)
+                    names[name] = output.modules[name].sources
+                except CommandFailed as error:
+                    failures[name] = _last_line(error.message)
         if not names:
             listed = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
             raise BadInput(
@@ -312,66 +297,34 @@ class RecipeMaker:
         have = [each for each in _versions("flashinfer") if Version(each) == Version(pinned)]
         path = recipes.path_of(f"flashinfer-{have[0]}") if have else None
         if path:
-            kernels: Template | Draft = Template(path.stem, read_toml(path), path.read_text(encoding="utf-8"))
+            kernels: Template | Draft = Template(path.stem, read_toml(path))
             draft = drafts.draft_engine(template, wheel, (contents[0], contents[1]), kernels, variant)
-            drafts.add_overrides(draft, self.request.overrides, required)
             return (self._locked_engine(draft, resolve_flashinfer(path.stem, self.options)),)
         of_flashinfer, _ = self._template("flashinfer", pinned)
-        requiring = Draft("", {"engine": engine, "version": version}, "", "", "", {})
-        staged = self._flashinfer(pinned, of_flashinfer, requiring, drafts.exact(required.get(FFI)))
+        staged = self._flashinfer(pinned, of_flashinfer, f"{title(engine)} {version}", drafts.exact(required.get(FFI)))
         draft = drafts.draft_engine(template, wheel, (contents[0], contents[1]), staged.draft, variant)
-        drafts.add_overrides(draft, self.request.overrides, required)
         return staged, self._locked_engine(draft, staged.target.flashinfer)
 
     def _locked_engine(self, draft: Draft, flashinfer: FlashInferTarget) -> StagedRecipe:
-        """Lock the recipe of an engine with the fewest overrides of its template with which it can be resolved."""
-        overrides = sorted(draft.data["environment"].get("overrides", {}))
-        if self.request.unfinished:
-            if overrides:
-                names = ", ".join(overrides)
-                draft.decisions.append(
-                    f"overrides of {names}: remove those without which `sm120kit recipe lock` resolves as well"
-                )
-            return StagedRecipe(draft, self._engine_target(draft, flashinfer), ())
-        try:
-            return self._resolved(draft, flashinfer, overrides)
-        except ResolutionFailed as failure:
-            if not drafts.extras(draft):
-                raise
-            return self._resolved(drafts.without_extras(draft, _cause(failure)), flashinfer, overrides)
-
-    def _resolved(self, draft: Draft, flashinfer: FlashInferTarget, overrides: Sequence[str]) -> StagedRecipe:
-        """Lock a draft with the fewest ``overrides`` with which it can be resolved.
-
-        Raises:
-            ResolutionFailed: it cannot with any.
-        """
-        failure: ResolutionFailed | None = None
-        for kept in (kept for count in range(len(overrides) + 1) for kept in itertools.combinations(overrides, count)):
-            tried = replace(draft, data=drafts.without_overrides(draft, kept))
+        """Lock the first of the drafts of an engine that can be resolved."""
+        failures: list[ResolutionFailed] = []
+        for tried in [draft] if self.request.unfinished else drafts.resolvable(draft, failures):
             target = self._engine_target(tried, flashinfer)
+            if self.request.unfinished:
+                return StagedRecipe(tried, target, ())
             if target.recipe.pin and target.source:
                 require_fitting(draft.name, target.source.statuses)
             try:
-                lock = lockfile.create(target)
+                lockfile.create(target)
             except ResolutionFailed as error:
-                failure = failure or error
+                failures.append(error)
                 continue
-            dropped = [name for name in overrides if name not in kept]
-            tried.notes.extend(f"override of {name} is left out: it is not needed" for name in dropped)
-            tried.notes.extend(f"override of {name} stays: the wheels do not resolve without it" for name in kept)
-            versions = {wheel.name: wheel.version for wheel in lock.closures[0].wheels}
-            cuda = [f"{name} {versions[name]}" for name in versions if name.startswith("nvidia-cuda-runtime")]
-            tried.notes.append(", ".join([f"torch {versions.get('torch', 'is not required')}", *cuda]))
             locked = self._engine_target(tried, flashinfer)
             return StagedRecipe(tried, locked, locked.source.statuses if locked.source else ())
-        assert failure is not None
+        failure = failures[-1]
         if "new flashinfer@" in failure.hint or 'write flashinfer = "' in failure.hint:
             raise failure
-        raise ResolutionFailed(
-            failure.message,
-            "choose versions that fit with --override NAME==VERSION, or write the recipe with --draft and edit its environment",
-        )
+        raise ResolutionFailed(failure.message, "write the recipe with --draft, edit its environment, then lock it")
 
     def _flashinfer_target(self, draft: Draft) -> FlashInferTarget:
         """Write a draft to the temporary directory; returns its target there."""
@@ -415,32 +368,10 @@ def plan(staged: Sequence[StagedRecipe]) -> object:
     return pipeline.build(target, BuildRequest(group=group, stage=Stage.PLAN))
 
 
-def record_arguments(staged: StagedRecipe) -> None:
-    """Write the record of the options of an engine's argument parser beside its new recipe.
-
-    The parser's answers to configurations that name a recipe of the same name stay, if its parser is the same.
-
-    Raises:
-        Sm120kitError: see :func:`sm120kit.wheels._parser_options.record`.
-    """
-    assert staged.target.engine, "FlashInfer has no parser"
-    text, _ = parser_options.record(staged.target.engine, {})
-    if (former := record_path(staged.target.path.stem)).is_file():
-        text = parser_options.with_answers(text, former.read_text(encoding="utf-8"))
-    _arguments_path(staged).write_text(text, encoding="utf-8")
-
-
-def _arguments_path(staged: StagedRecipe) -> Path:
-    return staged.target.path.with_name(record_path(staged.target.path.stem).name)
-
-
-def _files_of(staged: StagedRecipe) -> tuple[Path, Path, Path]:
-    return _arguments_path(staged), recipes.lock_path(staged.target.path), staged.target.path
-
-
 def publish(staged: Sequence[StagedRecipe]) -> list[Path]:
     """Write finished recipes to the directory of recipes, all or none, each lockfile before its recipe; returns the files."""
-    files = [file for each in staged for file in _files_of(each) if file.is_file()]
+    paths = (path for each in staged for path in (recipes.lock_path(each.target.path), each.target.path))
+    files = [path for path in paths if path.is_file()]
     directory = writable_folder(recipes.KIND)
     written = {directory / file.name: file.read_bytes() for file in files}
     write_together(written)
@@ -481,12 +412,6 @@ def _find_cutlass(repository: Repository, checkout: Checkout, template: Template
 def _generators(repository: Repository, checkout: Checkout) -> set[str]:
     done = repository.git("grep", "-hoE", r"^def gen_\w*sm12\w*", checkout.commit, "--", "flashinfer/jit", check=False)
     return {line.removeprefix("def ") for line in done.stdout.split("\n") if line}
-
-
-def _cause(failure: ResolutionFailed) -> str:
-    """The first sentence of the resolver on why wheels do not resolve."""
-    reasons = (line.partition("cause:")[2] for line in failure.message.splitlines() if "cause:" in line)
-    return next(reasons, failure.message.partition("\n")[0]).strip()
 
 
 def _last_line(message: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm12x_lab import proofs
-from sm12x_lab.proofs.proof_records import Effect, PatchProof, ProofRequest, SourceChange
+from sm12x_lab.proofs.proof_records import PatchProof, ProofRequest, SourceChange
 from sm12x_lab.proofs.side import Side, has_cutlass
 from sm120kit import patches, recipes
 from sm120kit.core import sandbox
@@ -22,11 +22,11 @@ from sm120kit.patches.evidence import gaps
 from sm120kit.patches.patch_records import PatchState, Probe
 from sm120kit.patches.series import require_own
 from sm120kit.recipes.locked_toolchain import compilers
-from sm120kit.recipes.target import FlashInferTarget, Target, require_source, resolve_each
+from sm120kit.recipes.target import Target, require_source, resolve_each
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
 
-__all__ = ["find_patch", "prove_patch", "require_storable", "series_effects", "source_change", "store"]
+__all__ = ["find_patch", "prove_patch", "require_storable", "source_change", "store"]
 
 _OTHER_RECIPE = "choose another recipe with --recipe"
 _REFUSED = {PatchState.CONFLICTS: PatchConflict, PatchState.ALREADY_UPSTREAM: PatchConflict}
@@ -206,28 +206,6 @@ def prove_patch(name: str, options: Options, request: ProofRequest, target: Targ
         nvcc=tools.nvcc_version,
         results=tuple(proofs.compare(probe, below[probe], above[probe]) for probe in concrete),
     )
-
-
-def series_effects(target: FlashInferTarget, options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """The effects of each patch of a recipe's series on its probes, without numbers and machine code: a minute or two.
-
-    By the patch's name, each effect once. Also returns the error of each patch whose probes cannot be compiled on this source.
-    """
-    found, errors = {}, {}
-    for patch in series_of(target.source.pin, target.source.inside):
-        probes = tuple(replace(probe, numbers=False, code=False) for probe in patch.probes)
-        if probes and target.source.has_version_of(patch):
-            try:
-                proof = prove_patch(patch.name, options, ProofRequest(probes=probes), target)
-            except (CommandFailed, CompileFailed, CheckFailed, NotFound) as error:
-                errors[patch.name] = error.message.partition("\n")[0]
-            else:
-                found[patch.name] = ", ".join(sorted(_seen(proof))) or str(Effect.NOT_COMPARED)
-    return found, errors
-
-
-def _seen(proof: PatchProof) -> set[str]:
-    return {str(effect) for result in proof.results for effect in result.effects if effect is not Effect.NOT_COMPARED}
 
 
 def _evidence(patch: patches.Patch) -> str:

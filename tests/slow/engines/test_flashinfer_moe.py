@@ -14,6 +14,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import parser_options
 import pytest
 from ptx_epilogue import Epilogue, epilogues
 
@@ -21,7 +22,6 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
 from sm120kit.recipes import target as targets
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels import _parser_options as parser_options
 from sm120kit.wheels._overlay import locked_wheels
 
 RECIPE, FLASHINFER = "vllm-0.33.0", "flashinfer-python==0.7.2.post1"

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import parser_probe
 import pytest
 
 from sm120kit.engines import parser
 from sm120kit.sources import wheel_metadata
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.releases import Releases
-from sm120kit.wheels import parser_probe
 
 MEMBER = "vllm/utils/argparse_utils.py"
 DECLARED: dict[tuple[str, ...], dict[str, Any]] = {

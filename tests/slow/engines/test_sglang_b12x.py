@@ -12,13 +12,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import parser_options
 import pytest
 
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import configurations
 from sm120kit.recipes import target as targets
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels import _parser_options as parser_options
 
 RECIPE = "sglang-0.5.11-b12x"
 CONFIGURATION = configurations.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")

@@ -12,12 +12,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import parser_options
 import pytest
 
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import target as targets
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels import _parser_options as parser_options
 
 INSIDE = Path(__file__).parents[2] / "support" / "vllm_patches_inside.py"
 LIBRARIES = re.compile(r"nvidia-cutlass-dsl|cuda-(python|bindings|pathfinder)$|nvidia-ml-py$")
