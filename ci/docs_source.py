@@ -105,7 +105,7 @@ def _reference() -> Iterator[tuple[str, str]]:
     """Pages generated from the code, by name."""
     yield "cli.md", _cli()
     yield "releases.md", _releases()
-    recipe = _output("-c", "from sm120kit import recipes; print(recipes.json_schema())")
+    recipe = _output("-c", SCHEMA)
     yield "recipe.md", _schema("Recipe files", "What `sm120kit recipe check` accepts.", json.loads(recipe))
     result = (ROOT / "docs" / "result.schema.json").read_text()
     link = _copied(ROOT / "docs" / "result.schema.json")
@@ -155,6 +155,13 @@ def _releases() -> str:
         rows.append(f"| {' | '.join(cells)} |\n")
     return RELEASES + "".join(rows)
 
+
+SCHEMA = """
+import json
+from pydantic import TypeAdapter
+from sm120kit.recipes import Recipe
+print(json.dumps(TypeAdapter(Recipe).json_schema(), indent=2))
+"""
 
 RELEASES = """# Releases
 

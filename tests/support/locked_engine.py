@@ -14,7 +14,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.patches.local import read_local
 from sm120kit.patches.mails import ForeignPatch
 from sm120kit.recipes import lockfile
-from sm120kit.recipes.lockfile._verify import current_lock
+from sm120kit.recipes.lockfile import current_lock
 from sm120kit.recipes.target import EngineTarget, resolve, with_local
 from sm120kit.sources import Origin
 from sm120kit.sources.run_options import Options

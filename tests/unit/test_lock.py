@@ -114,7 +114,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "python": (lambda d: d["recipe"]["environment"].update(python="3.13"), r"recipe\.environment\.python: locked 3\.13"),
     "patch": (lambda d: patch(d, 1).update(sha256="9" * 64), r"patches\.flashinfer/two\.sha256: locked 9+, now 2+"),
-    "patch gone": (lambda d: d["patches"].pop(0), r"patches\.cutlass/one: not in the lockfile"),
+    "patch gone": (lambda d: d["patches"].pop(0), r"patches\.cutlass/one\.sha256: not in the lockfile"),
     "override": (lambda d: d["overrides"][0].update(sha256="9" * 64), r"overrides\.a\.hpp\.sha256"),
     "source": (lambda d: d["sources"][0].update(pinned="sha256 1"), r"sources\.flashinfer\.pinned: locked sha256 1, now"),
     "tree": (lambda d: d["sources"][1].update(patched_tree="1"), r"sources\.cutlass\.patched_tree: locked 1, now"),

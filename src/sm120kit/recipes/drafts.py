@@ -19,7 +19,7 @@ from sm120kit.core.errors import ResolutionFailed
 from sm120kit.engines import of_recipe
 from sm120kit.recipes import _toml_text
 from sm120kit.recipes.locked_toolchain import FFI
-from sm120kit.recipes.lockfile._contents import FLASHINFER
+from sm120kit.recipes.lockfile import FLASHINFER
 from sm120kit.recipes.schema import FLASHINFER_KEY
 from sm120kit.sources.index import ListedFile
 from sm120kit.sources.wheel_metadata import WheelMetadata

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from sm120kit.core import outside
 from sm120kit.core.data_roots import data_root
@@ -91,11 +90,6 @@ def read_entries(kind: type[T], name: str, table: str) -> tuple[T, ...]:
     field: dict[str, Any] = {table: (Annotated[tuple[kind, ...], Field(strict=False)], ...)}  # type: ignore[valid-type]
     listed: tuple[T, ...] = getattr(validate(create_model("File", __base__=Strict, **field), read_toml(path), path), table)
     return listed
-
-
-def json_schema() -> str:
-    """JSON Schema of a recipe of any kind, for editors."""
-    return json.dumps(TypeAdapter(Recipe).json_schema(), indent=2)
 
 
 def problems_message(path: Path, problems: Sequence[str]) -> str:

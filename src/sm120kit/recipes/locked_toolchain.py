@@ -22,7 +22,7 @@ from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.core.workspace import mark_used
 from sm120kit.recipes.cross_tools import cross_tools
-from sm120kit.recipes.lockfile._read import read
+from sm120kit.recipes.lockfile import read
 from sm120kit.sources.source_records import LockedWheel
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def require_locked(target: FlashInferTarget) -> None:
 
     Raises:
         RequirementMissing: see :func:`compilers`; also if ``CUDA_HOME`` is another version.
-        Mismatch: see :func:`sm120kit.recipes.lockfile._verify`.
+        Mismatch: see :func:`sm120kit.recipes.lockfile`.
     """
     differences = toolchain_differences(target.lock, compilers(target))
     if differences:
