@@ -21,7 +21,8 @@ __all__ = ["address", "daemon", "image", "image_host", "publisher", "registry", 
 
 ROOT = Path(__file__).parents[1]
 os.environ["SM120KIT_CONFIG"] = os.devnull  # tests do not read the user's configuration file
-hypothesis.settings.register_profile("repeatable", derandomize=True)  # a commit always has the same result
+too_slow = [hypothesis.HealthCheck.too_slow]  # of a machine that stalls
+hypothesis.settings.register_profile("repeatable", derandomize=True, suppress_health_check=too_slow)  # the same for a commit
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))  # "default" has random inputs
 
 # COLUMNS limits the width of tables. pytest-xdist sets it, and readline, which Transformers imports, for child processes only.

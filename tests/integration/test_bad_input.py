@@ -229,11 +229,6 @@ def test_state_below_a_file(site: Site, tmp_path: Path) -> None:
     refused(site.build(env={"SM120KIT_STATE": str(tmp_path / "file" / "state")}), 42, "cannot write below")
 
 
-def test_not_an_artifact(site: Site, tmp_path: Path) -> None:
-    refused(site.run("inspect", str(site.recipe)), 11, site.recipe.name)
-    refused(site.run("inspect", str(tmp_path / "nothing.whl")), 11, "nothing.whl")
-
-
 def test_ctrl_c(site: Site) -> None:
     """Interrupted while it waits for another build; the same command succeeds afterwards."""
     env = {**os.environ, "SM120KIT_STATE": str(site.state), "SM120KIT_DATA": str(site.data)}

@@ -16,7 +16,7 @@ from typer.testing import Result as CliResult
 pytest.importorskip("matplotlib")
 
 
-from sm120kit.bench import foreign_results, result_export, result_file
+from sm120kit.bench import result_export, result_file
 from sm120kit.bench.figures import summary
 from sm120kit.bench.result_file import Environment, MeasuredCase, Result
 from sm120kit.bench.sample import Exchange, parse_sample
@@ -105,15 +105,20 @@ def test_html_is_one_page_with_charts(measured: Path) -> None:
     assert text.count("<svg") == page_of(measured, "a.html").count("<svg"), "the section is replaced"
 
 
-def test_llama_benchy_reads_back_as_published_figures(measured: Path) -> None:
-    for kind in ("json", "csv"):
-        exported(measured, f"a.benchy.{kind}")
-        figures = foreign_results.read([measured.parent / f"a.benchy.{kind}"]).figures
-        decode = [each for each in figures if each.what == "decode"]
-        known = [case for case in result_file.read(measured).ordered if summary(case).total_tok_s]
-        assert [each.concurrency for each in decode] == [case.concurrency for case in known]
-        assert [each.tok_s for each in decode] == [pytest.approx(summary(case).total_tok_s) for case in known]
-        assert {each.model for each in figures} == {"org/<b>model</b>"}
+def test_llama_benchy_has_the_cases_with_their_rates(measured: Path) -> None:
+    known = [case for case in result_file.read(measured).ordered if summary(case).total_tok_s]
+    rates = [pytest.approx(summary(case).total_tok_s) for case in known]
+    exported(measured, "a.benchy.json")
+    report = json.loads((measured.parent / "a.benchy.json").read_text())
+    runs = [run for run in report["benchmarks"] if run["tg_throughput"]]
+    assert report["model"] == "org/<b>model</b>"
+    assert [run["concurrency"] for run in runs] == [case.concurrency for case in known]
+    assert [run["tg_throughput"]["mean"] for run in runs] == rates
+    exported(measured, "a.benchy.csv")
+    rows = list(csv.DictReader((measured.parent / "a.benchy.csv").open()))
+    decode = [row for row in rows if row["test_name"].startswith("tg40")]
+    assert [float(row["t_s_mean"]) for row in decode] == rates
+    assert [re.search(r"\(c(\d+)\)", row["test_name"])[1] for row in decode] == [str(case.concurrency) for case in known]
     several = CliRunner().invoke(
         app, ["bench", "show", str(measured), str(measured), "-o", str(measured.parent / "b.benchy.csv")]
     )

@@ -13,7 +13,17 @@ from statistics import median
 import pytest
 from schedule_server import schedule_server
 
-from sm120kit.bench import Measurement, _energy, bench_environment, client, metrics, run, running_server, workload
+from sm120kit.bench import (
+    MeasuredServer,
+    Measurement,
+    _energy,
+    bench_environment,
+    choose_model,
+    client,
+    metrics,
+    run,
+    workload,
+)
 from sm120kit.bench._energy import Energy
 from sm120kit.bench.figures import summary
 from sm120kit.bench.metrics import Acceptance, PrefixCache
@@ -34,7 +44,9 @@ def measure(tmp_path: Path) -> Callable[..., MeasuredCase]:
         text = 'summary = "x"\nprompts = ["a"]\nconcurrency = [2]\noutput_tokens = [256]\nrequests_per_stream = 2\n'
         (tmp_path / "w.toml").write_text(text)
         saved: list[Result] = []
-        run(running_server(Endpoint.parse(url)), Measurement(workload.load(str(tmp_path / "w.toml")), saved.append))
+        endpoint = Endpoint.parse(url)
+        server = MeasuredServer(endpoint, choose_model(endpoint, None))
+        run(server, Measurement(workload.load(str(tmp_path / "w.toml")), saved.append))
         (case,) = saved[-1].cases
         assert not any(sample.error for sample in case.samples)
         return case

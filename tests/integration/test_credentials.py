@@ -180,16 +180,6 @@ def test_headers(serve: Any, sm120kit: Any, tmp_path: Path) -> None:
     nothing_of_it(tmp_path, run, refused)
 
 
-def test_published_figures(serve: Any, sm120kit: Any, tmp_path: Path) -> None:
-    server = serve(BEARER)
-    words = ("reproduce", CONFIGURATION, "--url", f"http://{server.host}", "--quick")
-    without = sm120kit(*words)
-    assert without.returncode == 70 and server.refused == 1
-    ran = sm120kit(*words, key="hunter2-key")
-    assert ran.returncode == 80 and server.refused == 1, ran.stderr
-    nothing_of_it(tmp_path, ran)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_comparison_of_distributions(name: str, serve: Any, sm120kit: Any, tmp_path: Path) -> None:
     accepts, url, options, key = CASES[name]

@@ -23,9 +23,9 @@ COMMANDS = sorted({line for page in PAGES for line in pasted_commands.of_blocks(
 NEEDS: Mapping[str, str] = {
     "build|image|verify image|publish|pull": "downloads and an image: tests/slow/containers",
     "serve|tune|ps|logs|metrics|stop|doctor --measure": "a GPU and Docker: tests/integration/test_launch.py",
-    "bench|reproduce|kld|verify server": "a server or its results: tests/integration/test_bench.py, test_reproduce.py",
+    "bench|kld|verify server": "a server or its results: tests/integration/test_bench.py, test_published.py",
     "recipe check vlm@0.20.0": "an error that the page shows",
-    "explain|doctor|inspect|config new|patch import|patch edit|patch export|init": "a file or directory of the reader",
+    "explain|doctor|config new|patch import|patch edit|patch export|init": "a file or directory of the reader",
     "recipe (new|lock|update)|patch": "the index, or minutes",
     "plan|tiles": "the Hub, or minutes of compiling",
     "verify|-C": "the laboratory, or a repository of the reader",

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import struct
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from sm120kit.cli.inspect import inspect_
 from sm120kit.core.errors import BadInput
 from sm120kit.kernels import cubin
 from sm120kit.kernels.cubin import elf, fatbin
@@ -266,29 +261,3 @@ def test_matching_patterns() -> None:
         assert cubin.matching(pattern, images), pattern
     for pattern in ("histo", "Histogram", "*reverse*@sm_90*", "*GemmUniversal*"):
         assert cubin.matching(pattern, images) == (), pattern
-
-
-def command() -> typer.Typer:
-    app = typer.Typer()
-    app.command("inspect")(inspect_)
-    return app
-
-
-def test_inspect_lists_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cubin, "demangle", tuple)
-    done = CliRunner().invoke(command(), [str(DATA / "zstd.so")])
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["zstd.so#2", "sm_121a", REVERSE, "10", "128", "0", "0", "512", "a44966f6b1f6"] in rows
-    assert "images: 2 (sm_120a, sm_121a); kernels: 4; with a stack (spills): 2" in done.stdout
-
-
-def test_inspect_json_is_the_records() -> None:
-    done = CliRunner().invoke(command(), [str(DATA / "plain.fatbin"), "--json"])
-    images = json.loads(done.stdout)
-    assert [image["arch"] for image in images] == ["sm_120a", "sm_120f", "compute_120f"]
-    assert images[0]["kernels"][0]["name"] == REVERSE and len(images[0]["kernels"][0]["text_sha256"]) == 64
-
-
-def test_importing_the_command_does_not_load_the_reader() -> None:
-    probe = "import sys, sm120kit.cli.inspect; print(*{'zstandard', 'rich'} & sys.modules.keys())"
-    assert subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout == "\n"

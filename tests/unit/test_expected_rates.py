@@ -119,7 +119,7 @@ def test_example_of_the_documentation() -> None:
     step = expected_step(model, PRO, work)
     rates = (roofline.ceiling(model, PRO, work), roofline.roofline(model, PRO, work, 0), 1 / step.seconds)
     shares = {name: seconds / step.seconds for name, seconds in step.terms}
-    page = (PAGE.parents[1] / "reproduce.md").read_text().replace("\n", " ")
+    page = (PAGE.parents[1] / "bench.md").read_text().replace("\n", " ")
     assert "ceiling {:.0f} tok/s, roofline {:.0f}, expected {:.0f}, published 75.5".format(*rates) in page
     assert f"expected step of {step.seconds * 1e3:.1f} ms, {shares['layer floor']:.0%}".replace("%", " %") in page
     assert f"{shares['all-reduces']:.0%} all-reduces, and {shares['weights']:.0%} weights".replace("%", " %") in page

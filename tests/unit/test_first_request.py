@@ -94,7 +94,7 @@ def test_port_that_only_the_daemon_may_bind_is_not_in_use() -> None:
         os.seteuid(user)
 
 
-@pytest.mark.parametrize("arguments", [["serve", "x", "--wait", "0"], ["reproduce", "x", "--wait", "0"]])
+@pytest.mark.parametrize("arguments", [["serve", "x", "--wait", "0"], ["bench", "run", "x", "--wait", "0"]])
 def test_time_limit_is_positive(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and "--wait" in result.output

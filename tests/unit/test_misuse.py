@@ -35,17 +35,14 @@ NOWHERE = "http://127.0.0.1:9"
 BASE = {
     "build": ["flashinfer", "--offline"],
     "explain": ["log.txt"],
-    "inspect": ["log.txt"],
     "kld": ["model", "model", "--text", "ids.json"],
     "serve": [CONFIG, "--model", "model"],
     "publish": ["image", "localhost/x"],
     "pull": ["vllm"],
-    "reproduce": [CONFIG],
     "tiles": ["flashinfer", "--offline"],
     "bench run": [NOWHERE],
     "bench show": ["log.txt"],
     "bench compare": ["log.txt", "log.txt"],
-    "bench import": ["log.txt"],
     "config show": [CONFIG],
     "cache": ["downloads", "--clean", "--dry-run"],
     "image export": ["image", "out.tar"],
@@ -306,7 +303,7 @@ def test_state_directory_unwritable(command: str, state: str, run: Run, monkeypa
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 def test_file_and_state_permissions(run: Run, tmp_path: Path) -> None:
     """BadInput files, and a read-only state directory."""
-    for suffix, command in ((".toml", "recipe check"), (".toml", "config show"), (".json", "bench show"), (".json", "inspect")):
+    for suffix, command in ((".toml", "recipe check"), (".toml", "config show"), (".json", "bench show")):
         path = tmp_path / f"unreadable{suffix}"
         path.touch()
         path.chmod(0)
@@ -413,17 +410,14 @@ def test_damaged_data_file(
 # ---- single cases
 
 CASES = {
-    f"reproduce {CONFIG} --result /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
+    "bench show /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
     f"bench run {NOWHERE} --dataset /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
     f"bench run {NOWHERE} --api-key @/dev/zero": (2, "cannot read /dev/zero: it has more than 64 MiB"),
     "publish image localhost:9/x --key /dev/zero": (11, "cannot read the private key /dev/zero: it has more than 64 MiB"),
     "build flashinfer --cache localhost:9/x --trust /dev/zero": (11, "cannot read the public key /dev/zero"),
     "patch import /dev/zero": (11, "/dev/zero cannot be read: it has more than 64 MiB"),
-    "inspect /dev/null": (11, "/dev/null is not a regular file"),
     "pull --check --index typo.json": (11, "the index typo.json does not exist"),
     f"bench run {NOWHERE} --given gpus=2": (2, "unknown name 'gpus'; did you mean 'gpu'?"),
-    f"reproduce {CONFIG} --given power=300": (2, "unknown name 'power'"),
-    f"reproduce {CONFIG} --image x": (2, "add --model"),
     f"bench run {NOWHERE} --model x": (2, "give a CONFIG"),
     "build flashinfer --memory 1e400": (2, "inf is not a finite number"),
     "build flashinfer --memory nan": (2, "nan"),
@@ -456,7 +450,6 @@ CASES = {
     "bench show log.txt -o there.csv": (42, "there.csv exists\nhint: choose another file with --output, or add --overwrite"),
     "bench show log.txt -o there.svg": (42, "there.svg exists\nhint: choose another file with --output, or add --overwrite"),
     "image export image there.tar": (42, "there.tar exists\nhint: choose another file with PATH, or add --overwrite"),
-    f"reproduce {CONFIG} --header a:b": (2, "invalid value for --header: applies only to a running server: add --url"),
     "doctor --python python3.12": (2, "invalid value for --python: it runs the measurements: add --measure"),
     "image list --index images.json": (2, "invalid value for --index: an index lists images in registries: add --remote"),
     "patch check no-such-recipe": (10, "no-such-recipe"),

@@ -16,6 +16,7 @@ from sm120kit.bench.roofline import GPUS, GpuKind, Pass, RooflineModel, Work, al
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
 from sm120kit.recipes import configurations
+from sm120kit.serving.checkpoint import LocalFiles
 from sm120kit.serving.kv_cache import KvCache, Vectors
 
 GPU = GpuKind("made up", (), bandwidth=1e12, fp4_flops=1e15, source="")
@@ -246,13 +247,17 @@ def layer(prefix: str, *, linear: bool, packed: bool) -> Shapes:
     return shapes | {f"{prefix}.self_attn.{name}.weight": ("BF16", (n, 64)) for name, n in rows.items()}
 
 
+def read(path: Path) -> RooflineModel | None:
+    return roofline.model_from(LocalFiles(path))
+
+
 def test_model_from_a_folder(tmp_path: Path) -> None:
     language: Shapes = {"model.language_model.embed_tokens.weight": ("BF16", (100, 64)), "lm_head.weight": ("BF16", (100, 64))}
     for number in range(4):
         language |= layer(f"model.language_model.layers.{number}", linear=number < 3, packed=True)
     vision: Shapes = {"model.visual.blocks.0.mlp.gate_proj.weight": ("BF16", (64, 64))}
     mtp = layer("mtp.layers.0", linear=False, packed=False) | {"mtp.fc.weight": ("BF16", (64, 128))}
-    model = roofline.model_in(folder(tmp_path / "m", {"text_config": TEXT}, language | vision, mtp))
+    model = read(folder(tmp_path / "m", {"text_config": TEXT}, language | vision, mtp))
     assert model and model.draft
     expert = 3 * 64 * 32
     attention, linear, shared, router, head = 64 * 896, 64 * 264, expert, 64 * 4, 64 * 100
@@ -283,7 +288,7 @@ def test_model_from_a_folder(tmp_path: Path) -> None:
 )
 def test_unsupported_folder_has_no_roofline(tmp_path: Path, changed: dict[str, Any]) -> None:
     model = folder(tmp_path / "m", {"text_config": TEXT | changed}, {"lm_head.weight": ("BF16", (100, 64))})
-    assert roofline.model_in(model) is None
+    assert read(model) is None
 
 
 def test_latent_attention_and_dense_layers_of_a_folder(tmp_path: Path) -> None:
@@ -305,14 +310,14 @@ def test_latent_attention_and_dense_layers_of_a_folder(tmp_path: Path) -> None:
         "first_k_dense_replace": 1,
     }
     tensors: Shapes = {"lm_head.weight": ("F8_E4M3", (100, 64))}
-    model = roofline.model_in(folder(tmp_path / "m", text, tensors))
+    model = read(folder(tmp_path / "m", text, tensors))
     assert model and model.draft is None and model.attended is None
     attention = 64 * (16 + 8 + 4) + 4 * (16 * 12 + 8 * 16) + 4 * 8 * 64
     shared, dense, router, head = 3 * 64 * 64, 3 * 64 * 256, 64 * 4, 6400
     assert model.main.fixed_bytes == 2 * (3 * attention + 2 * shared + dense + 2 * router) + head
     assert model.cache_elements(8) == 3 * (8 + 4)
     index = {"index_topk": 1000, "index_n_heads": 2, "index_head_dim": 8}
-    sparse = roofline.model_in(folder(tmp_path / "s", text | index, tensors))
+    sparse = read(folder(tmp_path / "s", text | index, tensors))
     assert sparse
     assert sparse.main.fixed_bytes - model.main.fixed_bytes == 2 * 3 * (16 * 2 * 8 + 64 * (8 + 2))
     work = Work(concurrency=1, context_tokens=4000, drafts=0, gpus=1)

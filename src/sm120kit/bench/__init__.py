@@ -1,7 +1,7 @@
 """Measure a server over HTTP and write a result: every sample with the environment it was taken in.
 
 ``workload`` has what is requested, ``client`` streams the answers, ``result`` stores and summarises them, ``compare`` and
-``plot`` read results; ``launched`` measures servers that sm120kit starts; ``reproduce`` compares with published figures.
+``plot`` read results; ``launched`` measures servers that sm120kit starts; ``published`` compares with published figures.
 """
 
 from __future__ import annotations
@@ -84,19 +84,6 @@ def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -
             f"{server.url} {problem}", f"`bench run` measures one with --served-model-name: {', '.join(offered)}"
         )
     return requested
-
-
-def running_server(
-    endpoint: Endpoint, record: Path | None = None, *, requested: str | None = None, preferred: str = ""
-) -> MeasuredServer:
-    """A server that is running already, with the model to measure, and how it was started if launch's ``record`` is given.
-
-    Raises:
-        Sm120kitError: see :func:`choose_model` and :func:`sm120kit.bench.bench_environment.served_by_record`.
-    """
-    model = choose_model(endpoint, requested, preferred)
-    served = bench_environment.served_by_record(record, endpoint.url) if record else Served()
-    return MeasuredServer(endpoint, model, served)
 
 
 def run(

@@ -24,6 +24,7 @@ from sm120kit.hosts.facts import Host, probe
 from sm120kit.serving import Run, server_containers
 
 GIVEN = {
+    "configuration": "that the server was started as",
     "gpu": "kind and number of the GPUs, such as '2x RTX PRO 6000'",
     "power_limit": "of each GPU, such as '300 W'",
     "engine": "the recipe of the engine, such as vllm-0.19.1",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sm120kit.bench import _llama_benchy as llama_benchy
 from sm120kit.bench import figures, saturation
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, summary
-from sm120kit.bench.reproduce import comparisons
+from sm120kit.bench.published import comparisons
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.core.errors import RequirementMissing
 

@@ -152,7 +152,7 @@ def read(path: Path) -> Result:
     Raises:
         BadInput: the file is missing, not a result, or of a newer format.
     """
-    hint = "name a file that bench run wrote; `sm120kit bench import` reads those of other benchmarks"
+    hint = "name a file that bench run wrote"
     try:
         content = parse_json(read_input(path))
         version = content.get("format") if isinstance(content, dict) else None

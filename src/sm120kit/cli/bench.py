@@ -1,9 +1,9 @@
-"""``sm120kit bench run`` and ``import``: measure a server, and read the result files of other benchmarks."""
+"""``sm120kit bench run``: measure a server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,19 @@ from typing import Annotated
 import typer
 
 from sm120kit import bench
-from sm120kit.bench import MeasuredServer, ablation, client, figures, foreign_results, result_file, resume, workload
+from sm120kit.bench import (
+    MeasuredServer,
+    ablation,
+    bench_environment,
+    client,
+    figures,
+    published,
+    result_file,
+    resume,
+    workload,
+)
 from sm120kit.bench import launched as launched_servers
-from sm120kit.bench.result_file import Result
+from sm120kit.bench.result_file import Result, Served
 from sm120kit.cli.bench_results import render, render_effects
 from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
 from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, argument, configuration_names, given_values, option
@@ -38,13 +48,23 @@ class RunningServer(ServerAccess):
     record: Annotated[Path | None, option("--run FILE", "With URL: the record that serve wrote for this server.")] = None
     timeout: Timeout = 120.0
 
-    def measured(self, url: str) -> MeasuredServer:
-        """The server at ``url``, its model, and how it was started.
+    def served(self, url: str) -> Served:
+        """How the server at ``url`` was started, as far as that is known.
 
         Raises:
-            Sm120kitError: the server does not answer or offer the model, or the record is of another server.
+            BadInput: the record is of another server.
         """
-        return bench.running_server(self.endpoint(url), self.record, requested=self.served_model_name or None)
+        endpoint = self.endpoint(url)
+        return bench_environment.served_by_record(self.record, endpoint.url) if self.record else Served()
+
+    def measured(self, url: str, served: Served) -> MeasuredServer:
+        """The server at ``url`` with its model.
+
+        Raises:
+            ServerFailed: the server does not answer or offer the model.
+        """
+        endpoint = self.endpoint(url)
+        return MeasuredServer(endpoint, bench.choose_model(endpoint, self.served_model_name or None), served)
 
 
 @dataclass(frozen=True)
@@ -92,7 +112,8 @@ def run_(
     """Measure a server over HTTP and write a result.
 
     Short probes come first; a server that answers wrongly is measured with --force only, and the result has the verdict.
-    Every case of the workload is measured; the result has every sample. After an interruption the same command measures the
+    Without a workload or values of one, a configuration with published figures is measured as these were: `bench show` judges
+    them. Every case is measured; the result has every sample. After an interruption the same command measures the
     cases that are missing, of a launched configuration on a new start of its server. Exit code 1 if a request failed.
 
     With --ablate, three starts each unless --restarts states another number; the result with an option is FILE.OPTION.json.
@@ -105,7 +126,12 @@ def run_(
     options = ablation.options(configuration, launched.ablate.split(",")) if configuration and launched.ablate else ()
     restarts = launched.restarts or (RESTARTS if options else 0)
     stated = given_values(given or [])
-    named = choice.load()
+    served = Served() if configuration else running.served(target)
+    published_for = configuration or published.named(served.configuration or stated.get("configuration"))
+    named, *others = choice.load(published.workloads(published_for) if published_for else ())
+    for other in others:
+        concurrency = ",".join(map(str, other.workload.concurrency))
+        console.info(f"figures were also published by another method: -w {other.name} --concurrency {concurrency}")
     paths = [results.output, *(results.output.with_suffix(f".{each.name}.json") for each in options)]
     earlier = {} if results.overwrite else resume.unfinished(dict.fromkeys(paths, named.workload), restarts)
     for path in paths:
@@ -154,7 +180,7 @@ def run_(
             ]
             measured = [result for (result,) in launched_servers.measure(launches, restarts)]
         else:
-            measured = [bench.run(running.measured(target), measurements[0])]
+            measured = [bench.run(running.measured(target, served), measurements[0])]
     for path, result in zip(paths, measured, strict=True):
         bench.require_answers(result, path)
     if options:
@@ -187,41 +213,3 @@ def _require_options_of_url(launched: AblatedServer) -> None:
     if launched.restarts or launched.ablate:
         option = "--ablate" if launched.ablate else "--restarts"
         raise typer.BadParameter("only a launched server can be restarted: give a CONFIG", param_hint=option)
-
-
-def import_(
-    files: Annotated[list[Path], argument("FILE", "Published result files of other benchmarks.")], json: Json = False
-) -> None:
-    """Check published result files of other benchmarks.
-
-    Prints each case, or the reason why it or its file is not a measurement. Exit code 1 if there is no measurement.
-    """
-    read = foreign_results.read(files)
-    figures = read.figures
-    for reason in read.refused.values():
-        console.info(f"refused: {reason}")
-    if json:
-        console.json_data([asdict(figure) for figure in figures])
-    else:
-        console.table(
-            ("file", "model", "quantity", "concurrency", "context", "tok/s", "accepted", "verdict"),
-            (
-                (
-                    figure.file,
-                    figure.model or "unknown",
-                    figure.what,
-                    "unknown" if figure.concurrency is None else figure.concurrency,
-                    figure.context_tokens,
-                    f"{figure.tok_s:.1f}" + (f" ± {figure.spread:.1f}" if figure.spread is not None else ""),
-                    "unknown" if figure.acceptance is None else f"{figure.acceptance:.1%}",
-                    f"refused: {figure.refused}" if figure.refused else "a measurement",
-                )
-                for figure in figures
-            ),
-        )
-        for note in sorted({note for figure in figures for note in figure.notes}):
-            console.data(f"note: {note}")
-        usable = sum(not figure.refused for figure in figures)
-        console.data(f"{usable} of {len(figures)} cases are measurements; their environments are not in the files")
-    if all(figure.refused for figure in figures):
-        raise typer.Exit(1)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sm120kit.bench import clocks, compare_results, figures, reproduce, result_export, result_file, saturation
+from sm120kit.bench import clocks, compare_results, figures, published, result_export, result_file, saturation
 from sm120kit.bench.ablation import AblationEffect
 from sm120kit.bench.compare_results import CaseDifference
 from sm120kit.bench.figures import COLUMNS, UNKNOWN
@@ -164,10 +164,17 @@ def _object(result: Result) -> dict[str, Any]:
         "complete": result.complete,
         "environment": asdict(result.environment),
         "knees": saturation.knees(result.cases),
-        "comparisons": reproduce.comparisons(result),
+        "comparisons": published.comparisons(result),
+        "published": _judgements(result),
         "notes": figures.notes(result),
         "cases": [{**{name: getattr(case, name) for name in kept}, **asdict(figures.summary(case))} for case in result.ordered],
     }
+
+
+def _judgements(result: Result) -> list[dict[str, Any]]:
+    configuration = published.configuration_of(result)
+    judgements = published.judge(configuration, result) if configuration else ()
+    return [asdict(each) | {"reference": each.reference.model_dump(), "text": each.text} for each in judgements]
 
 
 SETUP = ("machine.", "served.", "given.", "reported.")
@@ -194,7 +201,7 @@ def _print(result: Result) -> None:
     for knee in saturation.knees(result.cases):
         console.data(knee.text)
     sampled = (each for case in result.cases for each in case.clocks or ())
-    for line in (*reproduce.comparisons(result), *clocks.lines(sampled), *figures.notes(result)):
+    for line in (*published.comparisons(result), *clocks.lines(sampled), *figures.notes(result)):
         console.data(line)
 
 

@@ -1,8 +1,8 @@
-"""Options of ``bench run`` and ``reproduce`` on what is requested from the server, and the progress of its cases."""
+"""Options of ``bench run`` on what is requested from the server, and the progress of its cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sm120kit.bench import RequestEnded, dataset, figures, workload
+from sm120kit.bench import RequestEnded, dataset, workload
 from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.cli.options import option
 from sm120kit.core import console
@@ -22,10 +22,10 @@ Given = Annotated[
 
 
 @contextmanager
-def case_progress(cases: int, *, announce: bool = False) -> Iterator[Callable[[Case, int], RequestEnded]]:
+def case_progress(cases: int) -> Iterator[Callable[[Case, int], RequestEnded]]:
     """A live display of a run on a terminal: of all ``cases`` to measure, and of the requests of the running one.
 
-    The function is that of :class:`sm120kit.bench.Measurement`. ``announce``: print a line for each case, too.
+    The function is that of :class:`sm120kit.bench.Measurement`.
     """
     begun = 0
     with console.progress(remaining=True) as display:
@@ -37,8 +37,6 @@ def case_progress(cases: int, *, announce: bool = False) -> Iterator[Callable[[C
             begun += 1
             for task in display.tasks[1:]:  # a case that runs for a time has no total; it is over when the next one begins
                 display.update(task.id, total=task.completed, visible=False)
-            if announce:
-                console.info(f"{figures.name(case)}: {requests} requests" if requests else figures.name(case))
             name = f"concurrency {case.concurrency}, {case.output_tokens} tokens"
             key = display.add_task(name, total=requests or None)
             return lambda: display.update(key, advance=1)
@@ -50,7 +48,9 @@ def case_progress(cases: int, *, announce: bool = False) -> Iterator[Callable[[C
 class WorkloadChoice:
     """A workload, and values that replace its own."""
 
-    workload: Annotated[str, option("--workload -w WORKLOAD", "A workload by name, or a .toml file.")] = "quick"
+    workload: Annotated[
+        str, option("--workload -w WORKLOAD", "A workload by name, or a .toml file; default: published or quick.")
+    ] = ""
     quick: Annotated[
         bool, option("--quick", "A smoke run: the workload's smallest case, one request for each in parallel.")
     ] = False
@@ -72,8 +72,10 @@ class WorkloadChoice:
     )
     extra_body: Annotated[str, option("--extra-body JSON|@FILE", "Further keys of each request's body.")] = ""
 
-    def load(self) -> NamedWorkload:
-        """The workload with its values replaced, reduced to its smallest case with ``--quick``.
+    def load(self, published: Sequence[NamedWorkload] = ()) -> list[NamedWorkload]:
+        """The workload with its values replaced, or those that are ``published`` if none and no value is named.
+
+        With ``--quick`` reduced to their smallest case.
 
         Raises:
             typer.BadParameter: a list of numbers or a JSON object is none, or options exclude each other.
@@ -82,8 +84,10 @@ class WorkloadChoice:
         for other, value in (("--dataset", self.dataset), ("--concurrency", self.concurrency)):
             if self.sweep and value:
                 raise typer.BadParameter(f"--sweep and {other} exclude each other", param_hint="--sweep")
-        named = workload.changed(workload.load(self.workload), **dict(self._changes()))
-        return workload.quick(named) if self.quick else named
+        changes = dict(self._changes())
+        if changes or self.workload or not published:
+            published = [workload.changed(workload.load(self.workload or "quick"), **changes)]
+        return [workload.quick(named) if self.quick else named for named in published]
 
     def _changes(self) -> Iterator[tuple[str, Any]]:
         for name, text in (

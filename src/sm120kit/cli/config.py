@@ -54,7 +54,7 @@ def list_(
 
 def show(name: ConfigName, json: Json = False) -> None:
     """Show a configuration and its published figures."""
-    from sm120kit.bench import reproduce
+    from sm120kit.bench.roofline.configured import planned_rates
 
     config = configurations.load(name)
     if json:
@@ -75,7 +75,7 @@ def show(name: ConfigName, json: Json = False) -> None:
     ]
     if without := config.no_speculation:
         rows.append(("no speculation", f"{without.because}: {without.reason}"))
-    if bounds := reproduce.planned_rates(config):
+    if bounds := planned_rates(config):
         text = f"{bounds.roofline:.0f} tok/s at concurrency 1 and depth 0, ceiling {bounds.ceiling:.0f}"
         rows.append(("roofline", text + _drafts(config)))
     planned = fit.planned(config)

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from sm120kit.bench import reproduce, roofline
+from sm120kit.bench import roofline
+from sm120kit.bench.roofline.configured import planned_rates
 from sm120kit.bench.roofline.expected import MEAN_ERROR
 from sm120kit.cli.options import (
     Draft,
@@ -81,7 +82,7 @@ def plan(
 def _rates(served: ModelToServe) -> PlannedRates | None:
     listed = roofline.model_of(served.configuration.model.repository)
     model = listed or (roofline.model_from(served.files) if served.files and served.facts else None)
-    return reproduce.planned_rates(served.configuration, model)
+    return planned_rates(served.configuration, model)
 
 
 def _rows(plan: FlightPlan) -> Iterator[tuple[str, str]]:

@@ -161,12 +161,15 @@ class Group(TyperGroup):
 
         Raises:
             RequirementMissing: it is a command of the laboratory, which is not installed.
+            BadInput: it was removed.
         """
         path = (*self.path, cmd_name)
         if cmd_name in self.commands:
             return _load(self.commands[cmd_name], path)
         if path in plugins.ELSEWHERE and not ctx.resilient_parsing:
             raise plugins.required(f"sm120kit {' '.join(path)}")
+        if cmd_name in config_file.REMOVED and not ctx.resilient_parsing:
+            raise BadInput(f"sm120kit {' '.join(path)} was removed", config_file.REMOVED[cmd_name])
         return None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

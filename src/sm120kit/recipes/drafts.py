@@ -295,9 +295,7 @@ def _keep_upstream(draft: Draft, modules: set[str], former: set[str], required: 
     draft.data["upstream"] = kept
     new = sorted(modules - former)
     if kept or new:
-        text = (
-            f"upstream: the reasons are those of {draft.template}; compare with `sm120kit inspect` of the wheel of this release"
-        )
+        text = f"upstream: the reasons are those of {draft.template}; compare with `cuobjdump` of the wheel of this release"
         draft.decisions.append(text + (f"; it also has the modules {', '.join(new)}" if new else ""))
 
 

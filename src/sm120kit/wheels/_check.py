@@ -58,7 +58,7 @@ def check_modules(
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise CheckFailed(
             f"{plan.recipe} was built but is not what its recipe expects\n{listed}",
-            f"look with `sm120kit inspect` at {work}",
+            f"look with `cuobjdump -res-usage` at the objects in {work}",
         )
     return cubins
 

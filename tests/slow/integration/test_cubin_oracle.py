@@ -119,16 +119,3 @@ def test_reader_agrees_with_cuobjdump(compiled: tuple[Path, str]) -> None:
     assert usage(library) == expected
     listed = re.findall(r"\.(sm_\w+)\.cubin", output_of(cuobjdump, "-lelf", library))
     assert [image.arch.rstrip("f") for image in cubin.read(library)] == listed
-
-
-def test_names_are_demangled_without_parameters() -> None:
-    if not shutil.which("c++filt"):
-        pytest.skip("no c++filt on PATH")
-    assert cubin.demangle(["_Z6spillsILi128EEvPf", "plain"]) == ("spills<128>", "plain")
-    long = f"_Z1kIJ{'Li1E' * 1000}EEvv"
-    assert cubin.demangle([long]) == (f"k<{', '.join('1' * 1000)}>",)
-
-
-def test_names_stay_mangled_without_a_demangler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert cubin.demangle(["_Z6spillsILi128EEvPf"]) == ("_Z6spillsILi128EEvPf",)

@@ -44,7 +44,7 @@ import small_engine
 import sweep
 
 from sm12x_lab.ptx import syntax
-from sm120kit.bench import dataset, foreign_results, metrics, result_file, sse, workload
+from sm120kit.bench import dataset, metrics, result_file, sse, workload
 from sm120kit.cli import commands, config_file
 from sm120kit.cli.tree import Group
 from sm120kit.core import retry
@@ -490,12 +490,6 @@ CHATS = {
     ),
     "chat.json": b'[{"conversations": [{"from": "human", "value": "b"}, {"from": "gpt", "value": "c"}]}]',
 }
-RESULTS = {
-    "serving.json": (
-        b'{"model_id": "m", "num_prompts": 3, "max_concurrency": 2, "output_throughput": 10.5, "completed": 3, '
-        b'"duration": 1.5, "total_input_tokens": 384, "total_output_tokens": 300, "mean_tpot_ms": 5.0}'
-    ),
-}
 LOG = b"""\
 2026-11-23 10:00:00 INFO vllm 0.19.1
 RuntimeError: CUDA error: no kernel image is available for execution on the device
@@ -519,7 +513,6 @@ PARSERS: dict[str, Parser] = {
     "patch": Parser(files("patches/*/*.patch"), mutation.of_bytes, parse_patch, 6),
     "diff": Parser(lambda: {"a.diff": CHANGE}, mutation.of_bytes, written(mails.read_diffs), 3),
     "result": Parser(results, mutation.of_json, written(result_file.read)),
-    "published figures": Parser(lambda: RESULTS, mutation.of_json, written(lambda path: foreign_results.read([path]))),
     "dataset": Parser(lambda: CHATS, mutation.of_bytes, written(dataset.read)),
     "index of images": Parser(images, mutation.of_json, written(image_index.read_index)),
     "record": Parser(verified, mutation.of_json, written(lambda path: read_record(VerifiedImage, path))),

@@ -167,7 +167,7 @@ def test_sdist_contains_sources_of_wheel(dist: Path) -> None:
         ["patch", "check"],
         ["config", "list"],
         ["tiles", "--help"],
-        ["reproduce", "--help"],
+        ["bench", "show", "--help"],
     ],
     ids=" ".join,
 )

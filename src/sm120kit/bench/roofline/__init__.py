@@ -1,4 +1,4 @@
-"""Estimate decode rates as if only memory, arithmetic and all-reduces took time; see docs/reproduce.md.
+"""Estimate decode rates as if only memory, arithmetic and all-reduces took time; see docs/bench.md.
 
 In a decode step each GPU reads its share of the weights and of the KV cache of every request, reads and writes the states of
 linear attention, and reads the MTP head once for each draft token; two all-reduces follow in each layer. No constant is fitted.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sm120kit.bench.roofline._architecture import Pass, RooflineModel, model, model_of
-from sm120kit.bench.roofline._folder import model_from, model_in
+from sm120kit.bench.roofline._folder import model_from
 from sm120kit.bench.roofline._hardware import GPUS, GpuKind, all_reduce_seconds, gpu_kind
 from sm120kit.recipes.architectures import load, names
 
@@ -27,7 +27,7 @@ __all__ = [
     "model_of",
     "names",
 ]
-__all__ += ["all_reduce_seconds", "model_from", "model_in", "roofline", "step", "tokens_per_step"]
+__all__ += ["all_reduce_seconds", "model_from", "roofline", "step", "tokens_per_step"]
 
 ALL_REDUCES = 2
 """All-reduces per layer of a tensor parallel model: after attention and after the MLP."""

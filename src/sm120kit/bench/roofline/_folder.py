@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from sm120kit.bench.roofline._architecture import RooflineModel, cache, model, parameters
@@ -36,16 +35,6 @@ PARTS = (
     ("head", r"(^|\.)lm_head\."),
 )
 """Parts of :class:`PartBits` by tensor names; the first match counts. Routers, norms and embeddings are in none."""
-
-
-def model_in(folder: Path) -> RooflineModel | None:
-    """The model in a folder; None if the roofline does not cover its architecture.
-
-    Raises:
-        Sm120kitError: the folder is no checkpoint, see :func:`checkpoint.read`.
-    """
-    checkpoint.read(folder)
-    return model_from(checkpoint.LocalFiles(folder))
 
 
 def model_from(files: checkpoint.ModelFiles) -> RooflineModel | None:

@@ -1,4 +1,4 @@
-"""Expected decode rates: the roofline's step with costs that are fitted to published rates; see docs/reproduce.md."""
+"""Expected decode rates: the roofline's step with costs that are fitted to published rates; see docs/bench.md."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sm120kit.core import archives, process
-from sm120kit.core.errors import BadInput, RequirementMissing
+from sm120kit.core import archives
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import file_problem
 from sm120kit.kernels.cubin import device, elf, fatbin
 from sm120kit.kernels.cubin.cubin_records import Cubin, Kernel
@@ -59,17 +59,6 @@ def matching(pattern: str, cubins: Sequence[Cubin]) -> tuple[Kernel, ...]:
     name, _, arch = pattern.partition("@")
     kernels = (kernel for cubin in cubins for kernel in cubin.kernels)
     return tuple(kernel for kernel in kernels if fnmatchcase(kernel.name, name) and fnmatchcase(kernel.arch, arch or "*"))
-
-
-def demangle(names: Sequence[str]) -> tuple[str, ...]:
-    """The demangled names without parameters; unchanged if ``c++filt`` is missing or fails."""
-    try:
-        # The default recursion limit rejects names above 1,024 characters; CUTLASS's are longer.
-        done = process.run(["c++filt", "--no-recurse-limit", "--no-params"], stdin="\n".join(names).encode(), check=False)
-    except RequirementMissing:
-        return tuple(names)
-    plain = done.stdout.splitlines()
-    return tuple(plain) if done.returncode == 0 and len(plain) == len(names) else tuple(names)
 
 
 def _cubins(where: str, data: memoryview) -> Iterator[Cubin]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -48,12 +48,8 @@ def of_result(configuration: Configuration, reference: Reference, result: Result
         yield from _workload(reference.workload, result)
 
 
-def of_cases(reference: Reference, result: Result, cases: tuple[MeasuredCase, ...]) -> Iterator[SetupDifference]:
+def of_cases(result: Result, cases: Sequence[MeasuredCase]) -> Iterator[SetupDifference]:
     """Differences in the cases with the published concurrency."""
-    if not cases:
-        concurrency = sorted({case.concurrency for case in result.cases if case.complete})
-        yield SetupDifference("concurrency", str(reference.concurrency), ", ".join(map(str, concurrency)) or "no complete case")
-        return
     samples = [sample for case in cases for sample in case.samples if not sample.error]
     if not samples:
         failed = next(sample.error for case in cases for sample in case.samples)
