@@ -28,7 +28,7 @@ TOY = Toy(
     name="toy",
     title="Toy",
     port=1234,
-    log=LogSigns(words=(b"toy server",), texts="toy server", version=rb"toy server "),
+    log=LogSigns(words=("toy server",), texts=("toy server",), version=r"toy server "),
     parser=parser,
     api_key=ApiKey("TOY_KEY"),
     host_variable="TOY_HOST",

@@ -617,9 +617,9 @@ def test_encodings_with_a_byte_order_mark(encoding: str, monkeypatch: pytest.Mon
     assert explain(f"{mark}{UNKNOWN}\r\n".encode(encoding)).errors[0].line == UNKNOWN
 
 
-def test_a_long_line_shows_what_matched() -> None:
+def test_the_start_of_a_long_line_is_shown() -> None:
     (match,) = explain("x " * 5000 + NO_KERNEL + " y" * 5000).found
-    assert NO_KERNEL in match.line and len(match.line) <= _lines.SHOWN_BYTES
+    assert len(match.line) <= _lines.KEPT_CHARACTERS
 
 
 def test_lines_have_no_control_characters() -> None:
@@ -722,11 +722,11 @@ def test_a_repeated_command_is_no_unknown_option(given: str) -> None:
     assert ids(explain(REFUSED.format("vllm serve", given))) == ["command-repeated"]
 
 
-@pytest.mark.parametrize("engine", _options.renamed())
+@pytest.mark.parametrize("engine", _options.RENAMED)
 def test_replacements_are_options_of_the_newest_recorded_parser(engine: str) -> None:
     records = [record for recipe, record in RECORDED if recipe.engine == engine]
     names = {name for option in max(records, key=lambda record: record.recipe).options for name in option.names}
-    for old, new in _options.renamed()[engine].items():
+    for old, new in _options.RENAMED[engine].items():
         assert old not in names and set(OPTION.findall(new)) <= names
 
 
@@ -747,16 +747,16 @@ def test_remedies_that_the_line_refuses_are_left_out() -> None:
     refusing = "No valid attention backend found for (kv_cache_dtype=fp8_e4m3). Reasons: {FLASH_ATTN: [x], TRITON_ATTN: [y]}."
     rule = replace(
         BY_ID["attention-none"],
-        fixes=(Remedy("Select TRITON_ATTN."), Remedy("`--kv-cache-dtype fp8`."), Remedy("A newer one.")),
+        fixes=(Remedy("Select TRITON_ATTN."), Remedy("A newer one.")),
     )
-    group = _scan._Group((rule,), 1, 1, refusing.encode(), "", 1, b"")
+    group = _scan._Group((rule,), 1, refusing, "")
     match = _scan._filled(rule, group, Versions({}, frozenset()))
     assert match and match.fixes == ("A newer one.",)
 
 
 def test_a_remedy_that_the_log_has_already_refutes_the_rule() -> None:
     rule = replace(BY_ID["symm-mem"], fixes=(Remedy("Install Triton 3.3.1 or newer."),))
-    group = _scan._Group((rule,), 1, 1, b"x", "", 1, b"")
+    group = _scan._Group((rule,), 1, "x", "")
     assert _scan._filled(rule, group, Versions({"triton": "3.7.0"}, frozenset())) is None
     assert _scan._filled(rule, group, Versions({"triton": "3.2.0"}, frozenset()))
 

@@ -126,7 +126,7 @@ def test_unexplained_threads_show_a_line_of_theirs(thread: Thread) -> None:
         and not thread.without_error
         and any("INFO" not in line and "DEBUG" not in line for line in thread.lines)
     )
-    assert not silent or shown & {line.strip()[:400] for line in thread.lines}
+    assert not silent or shown & {line.strip()[:600] for line in thread.lines}
 
 
 def healthy() -> list[dict[str, Any]]:

@@ -46,13 +46,13 @@ class Metrics:
 class LogSigns:
     """What shows an engine in its log. All expressions are of lower-case lines.
 
-    ``words`` are strings that only its logs have. A line with one of ``texts``, divided by "|", is searched for its version by
+    ``words`` are strings that only its logs have. A line with one of ``texts`` is searched for its version by
     the expression ``version``, which matches what precedes it.
     """
 
-    words: tuple[bytes, ...]
-    texts: str
-    version: bytes
+    words: tuple[str, ...]
+    texts: tuple[str, ...]
+    version: str
 
 
 @dataclass(frozen=True)

@@ -329,10 +329,10 @@ VLLM = Vllm(
     port=8000,  # `vllm serve --help`
     repository="vllm-project/vllm",
     log=LogSigns(
-        words=(b"vllm", b"(enginecore", b"(apiserver pid="),
-        texts="vllm|llm engine (| version",
-        version=rb"(?:vllm api server version|llm engine \(|vllm==|vllm version {0,40}:?|\xe2\x96[\x80-\x9f] {1,9}version"
-        rb"|utils\.py:\d{1,5}\] {1,40}version) ?",
+        words=("vllm", "(enginecore", "(apiserver pid="),
+        texts=("vllm", "llm engine (", " version"),
+        version=r"(?:vllm api server version|llm engine \(|vllm==|vllm version {0,40}:?|[\u2580-\u259f] {1,9}version"
+        r"|utils\.py:\d{1,5}\] {1,40}version) ?",
     ),
     api_key=ApiKey("VLLM_API_KEY"),  # envs.py
     host_variable="VLLM_HOST_IP",  # envs.py

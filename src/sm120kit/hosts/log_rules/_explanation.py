@@ -16,7 +16,6 @@ _NEWER = re.compile(
     r"\b(vllm|sglang|flashinfer|torch|triton|transformers|nccl|driver)(?:'s)? (\d[\w.]*?)\.? or newer", re.IGNORECASE
 )
 _REFUSED = re.compile(r"\b([A-Z][A-Z0-9_]{3,}): ?\[|Selected backend (?:\w+\.)?([A-Z]\w+) is not")
-_KV_DTYPE = re.compile(r"kv_cache_dtype=['\"]?(\w+)")
 
 
 @dataclass(frozen=True)
@@ -96,21 +95,14 @@ class Versions:
         except InvalidVersion:
             return None
 
-    def useful(self, fix: Remedy, text: str, line: bytes) -> bool:
+    def useful(self, fix: Remedy, text: str, line: str) -> bool:
         """Whether the log is of a remedy's versions, does not have what it advises, and the line does not refuse it."""
         if self.fit(fix.engine) is False or any(
             self.fit(f"{name.lower()}>={version}") for name, version in _NEWER.findall(text)
         ):
             return False
-        message = line.decode(errors="replace")
-        refused = {name for names in _REFUSED.findall(message) for name in names if name}
-        words = set(re.findall(r"\w+", text.upper()))
-        if not words.isdisjoint(refused):
-            return False
-        used = _KV_DTYPE.search(message)
-        return not (
-            used and "--kv-cache-dtype" in text and used[1].startswith("fp8") and re.search(r"--kv-cache-dtype fp8\b", text)
-        )
+        refused = {name for names in _REFUSED.findall(line) for name in names if name}
+        return refused.isdisjoint(re.findall(r"\w+", text.upper()))
 
     def conditional(self, fix: Remedy, text: str) -> str:
         """A remedy, with the versions it is for if the log does not show them."""

@@ -5,22 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
-from sm120kit.hosts.log_rules._lines import ENGINES
-
-_TABLE = Path(__file__).with_name("renamed_options.toml")
+RENAMED: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("renamed_options.toml").read_text("utf-8"))
+"""By engine, what replaces an option."""
 _REFUSED = re.compile(r"(?:unrecognized arguments?|no such option):?(.*)", re.IGNORECASE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*", re.IGNORECASE)
 _PLAIN = re.compile(r"--(?!no-)[a-z][a-z0-9-]+")
 """Names that no engine rewrites: no negation, underscore, capital or dotted key."""
-
-
-@cache
-def renamed() -> Mapping[str, Mapping[str, str]]:
-    """By engine, what replaces an option."""
-    return tomllib.loads(_TABLE.read_text("utf-8"))
 
 
 def remedies(line: str, engine: str) -> tuple[str, ...]:
@@ -28,14 +20,8 @@ def remedies(line: str, engine: str) -> tuple[str, ...]:
     match = _REFUSED.search(line)
     given = list(dict.fromkeys(_OPTION.findall(match[1]))) if match else []
     names = [name for name in given if _PLAIN.fullmatch(name)]
-    known = renamed().get(_program(line) or engine, {})
+    known = RENAMED.get(engine, {})
     replaced = [f"`{name}`: here `{known[name]}`." for name in names if name in known]
     others = ", ".join(f"`{name}`" for name in names if name not in known)
     rest = f"{others}: not in this version's parser; --help lists its options." if others else ""
     return (*replaced, *([rest] if rest else []))
-
-
-def _program(line: str) -> str:
-    """The engine whose parser printed a line; "" if the line does not show it."""
-    named = [engine for engine, words in ENGINES.items() if any(word in line.lower().encode() for word in words)]
-    return named[0] if len(named) == 1 else ""

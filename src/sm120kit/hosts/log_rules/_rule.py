@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sm120kit.hosts.log_rules._lines import QUOTES
+
 RULES = Path(__file__).with_name("rules")
 
 
@@ -98,6 +100,8 @@ def rules() -> tuple[Rule, ...]:
 
 def _rule(table: Mapping[str, Any]) -> Rule:
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    for name in fields.keys() & {"match", "any", "without", "log", "unless"}:
+        fields[name] = tuple(text.lower().translate(QUOTES) for text in fields[name])
     fields["fixes"] = tuple(Remedy(**fix) for fix in table["fixes"])
     fields["kind"] = Kind(table.get("kind", Kind.FAILURE))
     return Rule(**fields)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import shlex
 import stat
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 from sm120kit.core.errors import BadInput
 from sm120kit.hosts.log_rules import Explanation, explain
@@ -30,25 +28,26 @@ def of_file(path: Path) -> Explanation:
     Raises:
         BadInput: the file cannot be read, is compressed, is a FIFO, or a device such as ``/dev/zero``, which does not end.
     """
+    name, file = ("standard input", "FILE") if str(path) == "-" else (str(path), shlex.quote(str(path)))
     try:
-        if str(path) == "-":
-            if sys.stdin is None:
-                raise OSError(errno.EBADF, "standard input is closed")
-            return _explained(path, sys.stdin.buffer)
-        if path.is_fifo() and not str(path).startswith(("/dev/fd/", "/proc/")):
-            raise OSError(errno.EINVAL, "is a FIFO, whose writer may never come")
-        with path.open("rb") as stream:
-            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
-                raise OSError(errno.EINVAL, "is a device")
-            return _explained(path, stream)
+        with _opened(path) as stream:
+            start = stream.peek(4) if isinstance(stream, io.BufferedReader) else b""
+            for program in (program for magic, program in COMPRESSED.items() if start.startswith(magic)):
+                raise BadInput(f"{name} is compressed", f"{program} {file} | sm120kit explain -")
+            return explain(stream)
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}", "name a log file, or - for standard input") from error
+        reason = error.strerror or str(error)
+        raise BadInput(f"cannot read {name}: {reason}", "name a log file, or - for standard input") from error
 
 
-def _explained(path: Path, stream: BinaryIO) -> Explanation:
-    start = stream.peek(4) if isinstance(stream, io.BufferedReader) else b""
-    for magic, program in COMPRESSED.items():
-        if start.startswith(magic):
-            name, file = ("standard input", "FILE") if str(path) == "-" else (path, shlex.quote(str(path)))
-            raise BadInput(f"{name} is compressed", f"{program} {file} | sm120kit explain -")
-    return explain(stream)
+def _opened(path: Path) -> io.BufferedIOBase:
+    if str(path) == "-":
+        if sys.stdin is None:
+            raise OSError("standard input is closed")
+        return sys.stdin.buffer  # type: ignore[return-value]
+    if path.is_fifo() and not str(path).startswith(("/dev/fd/", "/proc/")):
+        raise OSError("is a FIFO, whose writer may never come")
+    stream = path.open("rb")
+    if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
+        raise OSError("is a device")
+    return stream

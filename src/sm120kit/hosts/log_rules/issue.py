@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from urllib.parse import quote_plus
 
 from sm120kit.core.secrets import anonymous
@@ -39,14 +40,9 @@ def search_address(explanation: Explanation) -> str:
     """A search for the first exception, or line that may matter, in the engine's tracker; "" if there is none."""
     if not explanation.errors:
         return ""
-    lines = [anonymous(_lines.without_prefix(error.line.encode()).decode()) for error in explanation.errors]
+    lines = [anonymous(_lines.without_prefix(error.line)) for error in explanation.errors]
     message = next(filter(_EXCEPTION.match, lines), lines[0])
-    words = " ".join(_VARIABLE.sub(" ", message).split())
-    words = words if len(words) <= _SEARCH_CHARACTERS else words[:_SEARCH_CHARACTERS].rpartition(" ")[0]
-    engine = find(explanation.engine)
-    place = (
-        f"https://github.com/{engine.repository}/issues?q="
-        if engine and engine.repository
-        else "https://github.com/search?type=issues&q="
-    )
-    return f"{place}{quote_plus(words)}"
+    words = textwrap.shorten(_VARIABLE.sub(" ", message), _SEARCH_CHARACTERS, placeholder="")
+    repository = getattr(find(explanation.engine), "repository", "")
+    place = f"https://github.com/{repository}/issues?" if repository else "https://github.com/search?type=issues&"
+    return f"{place}q={quote_plus(words)}"
