@@ -8,6 +8,7 @@ import shlex
 import stat
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from sm120kit.core.errors import BadInput
 from sm120kit.hosts.log_rules import Explanation, explain
@@ -40,11 +41,11 @@ def of_file(path: Path) -> Explanation:
         raise BadInput(f"cannot read {name}: {reason}", "name a log file, or - for standard input") from error
 
 
-def _opened(path: Path) -> io.BufferedIOBase:
+def _opened(path: Path) -> BinaryIO:
     if str(path) == "-":
         if sys.stdin is None:
             raise OSError("standard input is closed")
-        return sys.stdin.buffer  # type: ignore[return-value]
+        return sys.stdin.buffer
     if path.is_fifo() and not str(path).startswith(("/dev/fd/", "/proc/")):
         raise OSError("is a FIFO, whose writer may never come")
     stream = path.open("rb")
