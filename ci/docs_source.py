@@ -148,9 +148,8 @@ def _releases() -> str:
             recipe.flashinfer
             if recipe.delivers_image
             else ", ".join(f"{part.project} {part.version}" for part in recipe.inside),
-            str(len(lock.patches)) if lock else "",
+            str(_patch_count(name)) if lock else "",
             ("yes" if parser.load(name) else "no") if recipe.delivers_image else "",
-            f"`{lockfile.build_id(lock)[:12]}`" if lock else "",
         )
         rows.append(f"| {' | '.join(cells)} |\n")
     return RELEASES + "".join(rows)
@@ -163,14 +162,27 @@ from sm120kit.recipes import Recipe
 print(json.dumps(TypeAdapter(Recipe).json_schema(), indent=2))
 """
 
+
+def _patch_count(recipe: str) -> int:
+    """The number of patches for the versions of a recipe's sources."""
+    from sm120kit.core.workspace import Workspace
+    from sm120kit.patches.checkout import series_of
+    from sm120kit.recipes.target import resolve
+    from sm120kit.sources.run_options import Options
+
+    target = resolve(recipe, Options(Workspace(Path())))
+    sources = {source.pin: source for source in (*target.flashinfer.sources, *target.sources)}.values()
+    return sum(source.has_version_of(patch) for source in sources for patch in series_of(source.pin, source.inside))
+
+
 RELEASES = """# Releases
 
 Every recipe with its state, from the recipes and lockfiles of this version. `verified`: an image passed its checks, without a
 GPU; `resolved`: locked and planned; `kernels`: a FlashInfer recipe. *As of*: wheels that were uploaded on that day or later are
 not in the environment. *Options*: whether the options of the engine's parser are recorded. Unverified on SM120.
 
-| recipe | release | state | as of | FlashInfer or CUTLASS | patches | options | build id |
-|---|---|---|---|---|---|---|---|
+| recipe | release | state | as of | FlashInfer or CUTLASS | patches | options |
+|---|---|---|---|---|---|---|
 """
 
 

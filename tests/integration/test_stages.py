@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from sm120kit import patches, recipes
+from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
+from sm120kit.kernels.tile_records import TileRecord
 from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes import lockfile
 from sm120kit.sources import Origin, fetch
 
 ROOT = Path(__file__).parents[2]
@@ -31,10 +34,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> PatchedTr
     return patches.apply(checkout, engine.inside, ROOT / "patches", ROOT / "cutlass_overrides")
 
 
-def test_series_applies_with_locked_tree_id(tree: PatchedTree) -> None:
-    lock = json.loads((ROOT / "recipes" / "engines" / "flashinfer-0.6.6.lock.json").read_text())
-    (source,) = (source for source in lock["sources"] if source["project"] == "flashinfer")
-    assert (tree.checkout.tree, tree.tree) == (source["tree"], source["patched_tree"])
+def test_series_applies_with_recorded_tree_ids(tree: PatchedTree) -> None:
+    recipe = ROOT / "recipes" / "engines" / "flashinfer-0.6.6"
+    (source,) = (s for s in lockfile.read(Path(f"{recipe}.lock.json")).sources if s.project == "flashinfer")
+    tiles = read_record(TileRecord, Path(f"{recipe}.tiles.json"))
+    assert (tree.checkout.tree, tree.tree) == (source.tree, tiles.tree)
 
 
 def test_wheel_of_smallest_module_carries_compiled_sm120_code(built: tuple[Path, Path]) -> None:

@@ -54,7 +54,7 @@ class Site:
         wheels = tuple(LockedWheel(*path.name.split("-")[:2], path.name, file_sha256(path)) for path in paths)
         closure = lockfile.make_closure("manylinux_2_35_x86_64", "3.12", wheels, replaced=False)
         target = resolve("vllm-7.0", self.options)
-        recipes.lock_path(target.path).write_text(lockfile.text(current_lock(target, [closure])))
+        recipes.lock_path(target.path).write_text(lockfile.text(lockfile.stored(current_lock(target, [closure]), target.path)))
 
     @property
     def options(self) -> Options:

@@ -11,19 +11,21 @@ from pathlib import Path
 import layout_images
 import pytest
 from locked_engine import HEADER, LAYERS, MOE, Site
-from patch_series import BASE, KERNEL, LAUNCHER, changed, patch_text
+from patch_series import BASE, KERNEL, LAUNCHER, changed, git_in, patch_text
 from typer.testing import CliRunner
 
 from sm120kit.bench.bench_environment import served_from
 from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotVerified, PatchConflict, RegistryFailed
+from sm120kit.core.process import run
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images import publication
 from sm120kit.images.attestation import _sbom
 from sm120kit.images.image_records import BuiltWheel, image_name
 from sm120kit.patches.local import read_local
+from sm120kit.recipes.target import resolve
 from sm120kit.serving._supervise import Run
 from sm120kit.serving.resolve import _local_image
 from sm120kit.sources.origin import DEFAULT
@@ -256,9 +258,33 @@ def test_command_plans_local_patches_and_refuses_them_for_kernels(site: Site, mo
 
 
 def test_outdated_lockfile_is_refused_with_local_patches(site: Site) -> None:
-    site.put("vllm", "ten", patch_text(site.patches.edit(LAYERS, 10, "ten\n", {LAYERS: KERNEL}, ""), "vllm", "==7.0"))
+    recipe = site.recipes / "vllm-7.0.toml"
+    recipe.write_text(recipe.read_text().replace('["vllm", "serve"]', '["vllm", "serve", "--x"]'))
     with pytest.raises(Mismatch, match="outdated"):
         planned(site, site.diff("mine.diff", LAYERS, 25))
+
+
+@pytest.mark.parametrize(("project", "path"), [("vllm", LAYERS), ("flashinfer", LAUNCHER), ("cutlass", HEADER)])
+def test_patch_of_the_series_touches_two_files_and_every_build_id(site: Site, project: str, path: str) -> None:
+    """The tool writes the patch and the series, and no lockfile of a recipe with the project."""
+    spark = (site.recipes / "vllm-7.0.toml").read_text().replace('name = "vllm-7.0"', 'name = "vllm-7.0-spark"')
+    (site.recipes / "vllm-7.0-spark.toml").write_text(spark)
+    lock = (site.recipes / "vllm-7.0.lock.json").read_text().replace('"vllm-7.0"', '"vllm-7.0-spark"')
+    (site.recipes / "vllm-7.0-spark.lock.json").write_text(lock)
+    names = ["vllm-7.0", "vllm-7.0-spark", *(["flashinfer-1.0"] if project != "vllm" else [])]
+    before = [resolve(name, site.options).build_id for name in names]
+    diff = site.diff("toy.diff", path, 25)
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "before"]):
+        git_in(site.data, *words)
+    sources = ["--offline", "--mirror", str(site.mirror)]
+    recipe = ["--recipe", "vllm-7.0" if project == "vllm" else "flashinfer-1.0"]
+    for words in (["patch", "import", str(diff), *recipe], ["recipe", "lock"], ["recipe", "lock", "--check"]):
+        result = CliRunner().invoke(app, [*words, *sources, "--state", str(site.root / "state")])
+        assert result.exit_code == 0, (result.output, result.exception)
+    status = run(["git", "-C", site.data, "status", "--porcelain", "--untracked-files=all"]).stdout
+    assert sorted(line[3:] for line in status.splitlines()) == [f"patches/{project}/series", f"patches/{project}/toy.patch"]
+    after = [resolve(name, site.options).build_id for name in names]
+    assert not {*before} & {*after}
 
 
 def test_image_has_another_name_and_a_label() -> None:

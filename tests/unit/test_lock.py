@@ -16,11 +16,11 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
-from sm120kit.core.digests import digest_of, file_sha256
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, Mismatch, ResolutionFailed
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes import lockfile
-from sm120kit.recipes.recipe_records import Lock, LockedFile
+from sm120kit.recipes.recipe_records import Lock, LockedFile, LockedSource
 from sm120kit.sources import resolver
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin, VendoredProject
@@ -144,6 +144,24 @@ def test_each_edit_is_reported_by_its_field(lock: Lock, tree: PatchedTree, tmp_p
     assert lockfile.build_id(edited) != lockfile.build_id(lock)
 
 
+def test_built_in_lock_has_what_is_outside_its_repository(lock: Lock, tmp_path: Path) -> None:
+    """One elsewhere has the patches, too: an upgrade of sm120kit may change them."""
+    wheel = lock.closures[0].wheels[0]
+    patched = LockedSource("torch", wheel.version, f"sha256 {wheel.sha256}", "1", "2")
+    lock = replace(lock, sources=(*lock.sources, patched))
+    assert lockfile.stored(lock, tmp_path / "x.lock.json") == lock
+    built_in = lockfile.stored(lock, data_root() / "recipes/engines/x.lock.json")
+    assert (built_in.patches, built_in.overrides, built_in.rests_on) == ((), (), "k")
+    assert [(each.project, each.pinned) for each in built_in.sources] == [
+        ("flashinfer", f"sha256 {'0' * 64}"),
+        ("cutlass", "flashinfer:inside"),
+    ]
+    assert [(each.tree, each.patched_tree) for each in built_in.sources] == [(each.tree, "") for each in lock.sources[:2]]
+    assert (built_in.closures, built_in.recipe, built_in.base_image) == (lock.closures, lock.recipe, lock.base_image)
+    (tmp_path / "link.lock.json").symlink_to(data_root() / "recipes/engines/x.lock.json")
+    assert lockfile.stored(lock, tmp_path / "link.lock.json") == built_in
+
+
 def test_unchanged_lock_has_no_differences(lock: Lock) -> None:
     assert lockfile.differences(lock, lock) == ()
 
@@ -205,25 +223,17 @@ def test_prose_and_state_do_not_change_the_build_id() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_committed_locks_fit_their_recipes_and_patches(name: str) -> None:
+def test_committed_locks_fit_their_recipes(name: str) -> None:
     """Everything that can be checked without the sources; an integration test checks the trees."""
-    recipe, lock = recipes.load(name), lockfile.read(recipes.lock_path(recipes.locate(name)))
+    recipe, path = recipes.load(name), recipes.lock_path(recipes.locate(name))
+    lock = lockfile.read(path)
     assert lock.recipe == recipe.inputs()
-    for file in lock.patches:
-        assert file.sha256 == file_sha256(data_root() / "patches" / f"{file.path}.patch"), file.path
-    overrides = data_root() / "cutlass_overrides"
-    assert {file.path: file.sha256 for file in lock.overrides} == {
-        str(path.relative_to(overrides)): file_sha256(path) for path in overrides.rglob("*") if path.is_file()
-    }
+    assert lockfile.stored(lock, path) == lock
     if isinstance(recipe, recipes.EngineRecipe):
-        assert lock.rests_on == f"{recipe.flashinfer} {file_sha256(recipes.lock_path(recipes.locate(recipe.flashinfer)))}"
+        assert lock.rests_on == recipe.flashinfer
         below = lockfile.read(recipes.lock_path(recipes.locate(recipe.flashinfer))).sources
         assert lock.sources[: len(below)] == below
-        pins = [*([recipe.pin] if recipe.pin else []), *(patched.pin for patched in recipe.patched)]
-        pinned = [(pin.project, pin.version, f"sha256 {pin.sha256}") for pin in pins]
-        if not recipe.pin and any(file.path.startswith(f"{recipe.engine}/") for file in lock.patches):
-            (wheel,) = {wheel.sha256 for wheel in lock.closures[0].wheels if wheel.name == recipe.engine}
-            pinned = [(recipe.engine, recipe.version, f"sha256 {wheel}"), *pinned]
+        pinned = [(recipe.pin.project, recipe.version, f"sha256 {recipe.pin.sha256}")] if recipe.pin else []
         assert [(source.project, source.version, source.pinned) for source in lock.sources[len(below) :]] == pinned
 
 

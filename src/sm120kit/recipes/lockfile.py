@@ -1,12 +1,14 @@
 """Lockfiles: every input of a build by hash, in ``<recipe>.lock.json`` beside its recipe.
 
-``recipe lock`` creates a lockfile, every build verifies it, and its sha256 is the build id. It names no host: each file is
-known by its hash and can come from any index or directory.
+``recipe lock`` creates a lockfile, and every build verifies it. It names no host: each file is known by its hash and can come
+from any index or directory. What lies in the same repository, as the patches beside a built-in recipe do, is not in the file;
+the build id is the sha256 of the lock with these.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -18,7 +20,7 @@ from packaging.version import Version
 
 from sm120kit import patches, recipes, sources
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.data_roots import require_writable
+from sm120kit.core.data_roots import data_root, require_writable
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, Mismatch, ResolutionFailed
 from sm120kit.core.record_files import record_json
@@ -48,26 +50,34 @@ def text(lock: Lock) -> str:
 
 
 def build_id(lock: Lock) -> str:
-    """The build id: the sha256 of the lockfile, in hexadecimal."""
+    """The build id: the sha256 of a lock with every input, patches included, in hexadecimal."""
     return hashlib.sha256(text(lock).encode()).hexdigest()
 
 
 def read(path: Path) -> Lock:
-    """Read a lockfile. See :func:`read_with_build_id`."""
-    return read_with_build_id(path)[0]
-
-
-def read_with_build_id(path: Path) -> tuple[Lock, str]:
-    """Read a lockfile and return its build id as well.
+    """Read a lockfile.
 
     Raises:
         Mismatch: the file does not exist, or its text is not what ``recipe lock`` writes.
     """
-    return read_locked(Lock, path)
+    return read_locked(Lock, path)[0]
+
+
+def stored(lock: Lock, path: Path) -> Lock:
+    """A lock as its file at ``path`` has it: a built-in one leaves out what lies beside it in the same repository.
+
+    Those are patches, headers and the lockfile of the kernels, and what follows from them and the locked wheels.
+    """
+    if not Path(os.path.realpath(path)).is_relative_to(data_root()):
+        return lock
+    wheels = {f"sha256 {wheel.sha256}" for closure in lock.closures for wheel in closure.wheels}
+    pinned = (source for source in lock.sources if source.pinned not in wheels)
+    sources = tuple(replace(source, patched_tree="", patched_commit="") for source in pinned)
+    return replace(lock, sources=sources, patches=(), overrides=(), rests_on=lock.rests_on.partition(" ")[0])
 
 
 def create(target: Target, *, upgrade: bool = False, renewed: Collection[str] = ()) -> Lock:
-    """Lock a recipe and write the lockfile beside it.
+    """Lock a recipe and write the lockfile beside it; returns the lock with every input.
 
     The wheels of an existing lockfile stay while the recipe's environment is unchanged. When it changed, versions stay where
     they satisfy it. With ``upgrade``, all wheels are resolved anew; of the distributions in ``renewed``, the newest versions
@@ -87,7 +97,7 @@ def create(target: Target, *, upgrade: bool = False, renewed: Collection[str] = 
         reused = None if upgrade or renewed else reusable_closure(previous, recipe, platform)
         closures.append(reused or _resolve(target, platform, None if upgrade else previous, renewed))
     lock = current_lock(target, closures)
-    write_atomic(path, text(lock).encode())
+    write_atomic(path, text(stored(lock, path)).encode())
     return lock
 
 
@@ -246,23 +256,24 @@ def reusable_closure(lock: Lock | None, recipe: Recipe, platform: str) -> Closur
     return next((closure for closure in matches if closure.sha256 == digest_of(closure.wheels)), None)
 
 
-def verify(target: Target) -> tuple[Lock, str]:
+def verify(target: Target) -> Lock:
     """Read the lockfile of a recipe and require that locking again would not change it. Offline once sources are cached.
 
-    Returns the lock and its build id.
+    Returns the lock with every input.
 
     Raises:
         Mismatch: the lockfile is missing, edited or outdated; the message lists every field that differs.
     """
-    lock, build_id = target.read_lock
-    changes = differences(lock, current_lock(target, lock.closures))
+    lock = target.read_lock
+    current = current_lock(target, lock.closures)
+    changes = differences(lock, stored(current, target.lock_path))
     if changes:
         count = f"{len(changes)} difference{'s' * (len(changes) > 1)}"
         raise Mismatch(
             "\n  ".join([f"the lockfile of {target.recipe.name} is outdated or was edited: {count}", *changes]),
             f"if the change is intended, lock it again: sm120kit recipe lock {target.argument}; otherwise undo it",
         )
-    return lock, build_id
+    return current
 
 
 def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:

@@ -62,11 +62,11 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Lock:
-    """The contents of a lockfile: every input of a build. The sha256 of its JSON is the build id.
+    """Every input of a build; the sha256 of its JSON is the build id. A lockfile may have a part, see ``lockfile.stored``.
 
     ``recipe`` is the recipe without its prose. ``rests_on`` is the lock of the kernels in an engine's image, ``<recipe>
-    <build id>``; empty for a FlashInfer recipe. ``base_image`` is that of the base, ``<base>
-    <build id>``, or ``name@sha256:<digest>``, or a note that it is not locked.
+    <build id>``; empty for a FlashInfer recipe. ``base_image`` is that of the base, ``<base> <build id>``, or
+    ``name@sha256:<digest>``, or a note that it is not locked.
     """
 
     format: int

@@ -137,32 +137,28 @@ class Target:
         """The lockfile, which may not exist."""
         return recipes.lock_path(self.path)
 
-    @property
+    @cached_property
     def lock(self) -> Lock:
-        """The lockfile, verified against the recipe, its sources and its patch series.
+        """Every input of a build: the lockfile, verified against the recipe and its sources, with the patch series.
 
         Raises:
             Mismatch: it does not exist, or it is edited or outdated.
         """
-        return self._verified[0]
-
-    @property
-    def build_id(self) -> str:
-        """The sha256 of the verified lockfile. See :attr:`lock` for errors."""
-        return self._verified[1]
+        return lockfile.verify(self)
 
     @cached_property
-    def read_lock(self) -> tuple[Lock, str]:
-        """The lockfile as it is, not verified, and its sha256; a command reads it once.
+    def build_id(self) -> str:
+        """The sha256 of :attr:`lock`, see there for errors."""
+        return lockfile.build_id(self.lock)
+
+    @cached_property
+    def read_lock(self) -> Lock:
+        """The lockfile as it is, not verified; a command reads it once.
 
         Raises:
             Mismatch: it does not exist, or its text is not what ``recipe lock`` writes.
         """
-        return lockfile.read_with_build_id(self.lock_path)
-
-    @cached_property
-    def _verified(self) -> tuple[Lock, str]:
-        return lockfile.verify(self)
+        return lockfile.read(self.lock_path)
 
 
 @dataclass(frozen=True)
@@ -270,7 +266,7 @@ class EngineTarget(Target):
 
         It is not verified: that needs the trees of these wheels, and a series is edited while its lockfile is outdated.
         """
-        return self._first_closure(self.read_lock[0].closures) if self.lock_path.is_file() else ()
+        return self._first_closure(self.read_lock.closures) if self.lock_path.is_file() else ()
 
     def _first_closure(self, closures: Sequence[Closure]) -> tuple[LockedWheel, ...]:
         platform = self.recipe.environment.platforms[0]

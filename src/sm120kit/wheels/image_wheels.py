@@ -28,8 +28,8 @@ from sm120kit.wheels.compile import Progress
 class EngineBuild:
     """An engine's recipe with its lock, its FlashInfer wheel, and the wheels that are packed again, the engine's own first.
 
-    All are planned or built, up to the stage of the request. ``build_id`` is the sha256 of the lockfile, ``official`` are its
-    wheels, ``local`` the local patches.
+    All are planned or built, up to the stage of the request. ``build_id`` is that of the lock, ``official`` are its wheels,
+    ``local`` the local patches.
     """
 
     recipe: EngineRecipe

@@ -374,6 +374,9 @@ def publish(staged: Sequence[StagedRecipe]) -> list[Path]:
     files = [path for path in paths if path.is_file()]
     directory = writable_folder(recipes.KIND)
     written = {directory / file.name: file.read_bytes() for file in files}
+    for lock in (recipes.lock_path(each.target.path) for each in staged):
+        if (path := directory / lock.name) in written:
+            written[path] = lockfile.text(lockfile.stored(lockfile.read(lock), path)).encode()
     write_together(written)
     return list(written)
 
