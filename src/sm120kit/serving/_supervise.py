@@ -35,8 +35,9 @@ class Run:
 
     ``image`` is the content digest of the checked image, ``image_name`` the id or ``repository@digest`` that was started,
     ``build_id`` that of the image (its label; "" without one), ``local`` its local patches, in the form of the label.
-    ``environment`` has names of variables without values. ``started`` is UTC; durations are in seconds, None until they are known. ``ending`` is a value
-    of :class:`Ending`, "" if it is not known to have ended: whether it runs, the daemon decides (:func:`.containers.state`).
+    ``environment`` has names of variables without values. ``started`` is UTC; durations are in seconds, None until they are
+    known. ``ending`` is a value of :class:`Ending`, "" if it is not known to have ended: whether it runs, the daemon decides
+    (:func:`.containers.state`).
     """
 
     configuration: str
