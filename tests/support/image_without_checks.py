@@ -16,7 +16,7 @@ from sm120kit.core.record_files import read_record
 from sm120kit.images import delivery, image_inputs
 from sm120kit.recipes.recipe_records import Closure
 from sm120kit.recipes.target import resolve
-from sm120kit.wheels import flashinfer, image_wheels, pipeline
+from sm120kit.wheels import flashinfer, image_wheels
 from sm120kit.wheels.build_records import BuildRequest
 
 
@@ -25,15 +25,11 @@ def build(arguments: argparse.Namespace) -> None:
     target, request = resolve(arguments.engine, options), BuildRequest(group=arguments.kernels)
     if target.engine:
         base = delivery.complete(arguments.base, target.recipe)
-        base = delivery.prepare(
-            base, target.recipe, target.engine.closure, options, pipeline.expected_disk_bytes(target.engine, request)
-        )
+        base = delivery.prepare(base, target.recipe, target.engine.closure, options)
         result = delivery.engine_image(image_wheels.build(target.engine, request), base, options)
     else:
         wheels = read_record(Closure, arguments.closure)
-        base = delivery.prepare(
-            arguments.base, target.recipe, wheels, options, flashinfer.expected_disk_bytes(target.flashinfer, request)
-        )
+        base = delivery.prepare(arguments.base, target.recipe, wheels, options)
         built = flashinfer.build(target.flashinfer, request)
         setup = image_inputs.ImageSetup(
             kind="flashinfer",

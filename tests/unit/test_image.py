@@ -39,12 +39,9 @@ from sm120kit.images.image_records import (
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes import bases
 from sm120kit.recipes.recipe_records import Closure
-from sm120kit.recipes.target import resolve
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
-from sm120kit.wheels import pipeline
-from sm120kit.wheels.build_records import BuildRequest, Stage
 
 BASE = f"debian@sha256:{'a' * 64}"
 LABELS = {"sm120kit.build-id": "f" * 64}
@@ -315,24 +312,6 @@ def test_layers_of_a_wheel_are_those_of_its_machine(machine: str, written: bool,
         (workspace.root / "bases" / _base.directory_name(bases.load("debian-12"), each)).mkdir(parents=True)
     needed = delivery.missing_bytes("debian-12", closure, Options(workspace, origin=Origin(offline=True)))
     assert (needed == 0) is written
-
-
-def test_disk_for_compiling_is_part_of_what_a_build_requires(tmp_path: Path) -> None:
-    options = Options(Workspace.open(tmp_path), origin=Origin(offline=True))
-    target = resolve("vllm-0.33.0", options).engine
-    assert target is not None
-    none, quick, every, own = (
-        pipeline.expected_disk_bytes(target, request)
-        for request in (BuildRequest(group="none"), BuildRequest(group="quick"), BuildRequest(), BuildRequest(from_source=True))
-    )
-    assert none == 0 < quick < every <= own and every > 5 * 2**30
-    assert pipeline.expected_disk_bytes(target, BuildRequest(group="quick", stage=Stage.PLAN)) == 0
-    free = shutil.disk_usage(tmp_path).free
-    closure = Closure("manylinux_2_35_x86_64", "3.11", (), "")
-    with pytest.raises(ResourceUnavailable, match=r"the image of vllm-0\.33\.0 needs"):
-        delivery.prepare("", target.recipe, closure, options, free + 2**30)
-    options.workspace.build("flashinfer", "x").mkdir(parents=True)
-    assert pipeline.expected_disk_bytes(target, BuildRequest()) == 0, "it may have been compiled"
 
 
 def test_kernels_of_an_image_for_another_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,19 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from sm120kit import recipes
 from sm120kit.cli import app
+from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.record_files import write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
+from sm120kit.kernels import tables
 from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, NumericResult, NumericStatus, Tile, TileFacts
 from sm120kit.kernels.tables import export_tree
 from sm120kit.kernels.tiles import compare_tiles, diagnostics, introspect, listing
@@ -337,17 +340,15 @@ def test_cache_key_covers_text_flags_compiler_and_headers(tmp_path: Path) -> Non
 
 
 def test_cached_table_is_read_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sm120kit.core.digests import digest_of
-    from sm120kit.kernels import tiles
-
-    tools = Toolchain(tmp_path, "13.0.88", "no-such-compiler", "c++ 12")
-    key = digest_of(["tree", "0.6.6", introspect.toolchain_key(tools), introspect.own_sources()])
+    tools, workspace = Toolchain(tmp_path, "13.0.88", "no-such-compiler", "c++ 12"), Workspace.open(tmp_path)
+    recipe, tree = recipes.load_flashinfer("flashinfer-0.6.6"), SimpleNamespace(tree="tree")
+    key = digest_of(["tree", recipe.name, introspect.toolchain_key(tools), introspect.own_sources()])
     facts = (
         TileFacts(TILE, True, True, schedule="cooperative", scheduler="persistent", stages=4, smem_bytes=93184, k_blocks=2),
     )
-    write_record(tmp_path / "tiles" / "tables" / f"{key}.json", introspect.TileFactsRecord(facts))
+    write_record(workspace.cache / "tiles" / "tables" / f"{key}.json", introspect.TileFactsRecord(facts))
     monkeypatch.setenv("PATH", "")
-    assert tiles.table(tmp_path / "absent", "tree", "0.6.6", tools, tmp_path) == facts
+    assert tables.tile_table(recipe, tree, tools, workspace) == facts  # type: ignore[arg-type]  # its id is all that matters
 
 
 def test_compare_pairs_kernels_and_merges_outputs() -> None:

@@ -103,8 +103,7 @@ def build(
         require_output_directory(steps.output)
     if delivered:
         base = delivery.complete(base, delivered.recipe)
-        needed = pipeline.expected_disk_bytes(delivered, request)
-        base = delivery.prepare(base, delivered.recipe, delivered.closure, options, needed)
+        base = delivery.prepare(base, delivered.recipe, delivered.closure, options)
     started = time.monotonic()
     with watcher() as watch:
         result = pipeline.build(target, request, watch)
@@ -135,10 +134,9 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
     local = read_local(patches, options.origin)
     target = with_local(resolve(recipe, options), local).engine
     assert target is not None
-    request = BuildRequest()
-    base = delivery.prepare("", target.recipe, target.closure, options, pipeline.expected_disk_bytes(target, request))
+    base = delivery.prepare("", target.recipe, target.closure, options)
     with watcher() as watch:
-        built = image_wheels.build(target, request, watch)
+        built = image_wheels.build(target, BuildRequest(), watch)
     image = delivery.engine_image(built, base, options).image
     report = image_verification.verify_once(image, options.workspace)
     if report.verified is None:

@@ -52,11 +52,10 @@ def complete(base: str, recipe: recipes.Recipe) -> str:
     return base
 
 
-def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Options, compiling_bytes: int = 0) -> str:
+def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Options) -> str:
     """Complete a base, and require what an image of the wheels of ``closure`` needs, so that nothing is compiled in vain.
 
-    ``compiling_bytes`` is the disk space for what is compiled for it. Base and wheels are fetched, the base is assembled,
-    its programs can run here, and there is disk space for the image.
+    Base and wheels are fetched, the base is assembled, its programs can run here, and there is disk space for the image.
 
     Raises:
         NotFound: see :func:`complete`.
@@ -71,8 +70,7 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
             f"{recipe.name} compiles kernels of b12x in its image, which is not done in an emulator on {platform.machine()}",
             f"build it on a machine for {closure.machine}",
         )
-    needed = compiling_bytes + missing_bytes(base, closure, options)
-    require_disk(workspace.root, needed, f"everything that the image of {recipe.name} needs")
+    require_disk(workspace.root, missing_bytes(base, closure, options), f"everything that the image of {recipe.name} needs")
     if foreign:
         cross_tools(closure.machine, options)
     LocalImages(workspace).require_runtime(_base.debian_image(base, closure.machine, options)[1].partition("@")[2])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from sm120kit import patches, recipes
+from sm120kit.core import reporting
+from sm120kit.core.digests import digest_of
+from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.kernels import tiles as tile_facts
 from sm120kit.kernels.kernel_records import TileFacts
+from sm120kit.kernels.tiles import introspect, listing
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes.locked_toolchain import compilers
 from sm120kit.recipes.target import FlashInferTarget
@@ -30,10 +34,28 @@ def cutlass(target: FlashInferTarget, *, patched: bool) -> Path:
 def tile_table(
     recipe: recipes.FlashInferRecipe, tree: PatchedTree, tools: Toolchain, workspace: Workspace
 ) -> tuple[TileFacts, ...]:
-    """What each tile of a tree compiles to; the tree is exported only if that is not cached."""
+    """The facts of every tile that a tree generates for SM120, and of the K=64 candidates.
+
+    Only those tiles are compiled whose headers, flags or compiler have changed; the tree is exported only for that.
+
+    Raises:
+        CheckFailed: the tree's generators are not those of a supported FlashInfer version.
+        CompileFailed: the headers themselves do not compile, or the compiler crashed.
+        ResourceUnavailable: the compiler ran out of memory.
+    """
+    cache = workspace.cache / "tiles"
+    key = digest_of([tree.tree, recipe.name, introspect.toolchain_key(tools), introspect.own_sources()])
+    record = cache / "tables" / f"{key}.json"
     with workspace.exclusive(f"tiles-{tree.tree}"):
-        cached = tile_facts.cached_table(tree.tree, recipe.name, tools, workspace.cache)
-        return cached or tile_facts.table(export_tree(tree, workspace), tree.tree, recipe.name, tools, workspace.cache)
+        if record.is_file():
+            return read_record(introspect.TileFactsRecord, record).facts
+        directory = export_tree(tree, workspace)
+        calls = listing.instantiations(directory)
+        with reporting.task(f"tiles of {recipe.name}", len(calls)) as advance:
+            measured = introspect.measure(calls, directory, tools, cache, advance)
+        facts = tuple(replace(fact, generated=call.generated) for call in calls for fact in measured[call])
+        write_record(record, introspect.TileFactsRecord(facts))
+    return facts
 
 
 def export_tree(tree: PatchedTree, workspace: Workspace) -> Path:

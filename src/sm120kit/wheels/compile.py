@@ -23,9 +23,6 @@ from sm120kit.wheels.build_records import BuildPlan, Generated, Unit
 DISK_PER_UNIT = 60 * 2**20
 """Bytes that objects, temporary files of nvcc and the wheel take per unit, rounded up from measured builds."""
 
-UNITS_PER_MODULE = 10
-"""Units of a module of FlashInfer on average: 147 of 13 modules of 0.7.2.post1 (docs/measurements/builds.md)."""
-
 WATCH_SECONDS = 0.5
 
 LOG = "compile.log"

@@ -200,18 +200,6 @@ def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
         compiling.require_memory(*_selection(target, request).largest_unit, target.options.memory_bytes)
 
 
-def expected_disk_bytes(target: FlashInferTarget, request: BuildRequest) -> int:
-    """The disk space for compiling a kernel group, estimated before its units are known; 0 where it may be compiled already.
-
-    Raises:
-        NotFound: the recipe has no such kernel group.
-    """
-    modules = recipes.group(target.recipe, request.group).modules
-    if not _compiles_first(target, request):
-        return 0
-    return compiling.DISK_PER_UNIT * compiling.UNITS_PER_MODULE * len(modules)
-
-
 def _selection(target: FlashInferTarget, request: BuildRequest) -> plans.Selection:
     return plans.Selection(target.recipe, request.archs or target.recipe.archs, request.group, request.machine)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from sm120kit.core.errors import BadInput
 from sm120kit.patches.mails import ForeignPatch
 from sm120kit.recipes import target as targets
-from sm120kit.recipes.target import EngineTarget, FlashInferTarget, Target
+from sm120kit.recipes.target import FlashInferTarget, Target
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels import _kernel_wheel, flashinfer, image_wheels
 from sm120kit.wheels.build_records import BuildRequest, Stage, WheelBuild
-from sm120kit.wheels.compile import DISK_PER_UNIT, Progress
+from sm120kit.wheels.compile import Progress
 from sm120kit.wheels.image_wheels import EngineBuild
 
 KERNEL_WHEEL = "kernels"
@@ -62,19 +62,6 @@ def require_machine(target: BuildTarget, request: BuildRequest) -> None:
         request = replace(request, archs=recipe.archs, group=request.group or recipe.kernels, machine=recipe.machine)
     if target.engine or target is target.flashinfer:
         flashinfer.require_memory(target.flashinfer, request)
-
-
-def expected_disk_bytes(target: EngineTarget, request: BuildRequest) -> int:
-    """The disk space for compiling what an engine's image contains, estimated before anything is fetched.
-
-    Raises:
-        NotFound: its FlashInfer recipe has no such kernel group.
-    """
-    recipe = target.recipe
-    own = recipe.from_source.targets if request.from_source and recipe.from_source else {}
-    extensions = DISK_PER_UNIT * sum(len(table.units) for table in own.values())
-    kernels = replace(request, archs=recipe.archs, group=request.group or recipe.kernels)
-    return extensions + flashinfer.expected_disk_bytes(target.flashinfer, kernels)
 
 
 def build(

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from sm120kit.kernels import cubin
+
 ROOT = Path(__file__).parents[3]
 KERNEL = "nvfp4_grouped_128x128x64"
 
@@ -87,10 +89,10 @@ def test_library_needs_neither_torch_nor_cuda_runtime(site: Path) -> None:
     assert "RUNPATH" not in section.stdout and "RPATH" not in section.stdout
 
 
-def test_device_code_is_for_sm12x_only(state: Path, wheel: Path) -> None:
-    cubins = json.loads(command(state, "inspect", wheel, "--json").stdout)
-    assert {cubin["arch"] for cubin in cubins} == {"sm_120f"}
-    names = [kernel["name"] for cubin in cubins for kernel in cubin["kernels"]]
+def test_device_code_is_for_sm12x_only(site: Path) -> None:
+    images = cubin.read(site / "sm120kit_kernels" / "sm120kit_kernels.so")
+    assert {image.arch for image in images} == {"sm_120f"}
+    names = [kernel.name for image in images for kernel in image.kernels]
     assert sum("device_kernel" in name and KERNEL in name for name in names) == 1
 
 

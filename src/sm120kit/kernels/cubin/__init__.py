@@ -1,4 +1,4 @@
-"""Inspect device code: archs and kernels of a wheel, shared object, fatbin or cubin, in pure Python.
+"""Read device code: archs and kernels of a shared object, object file, fatbin or cubin, in pure Python.
 
 A cubin does not contain the number of spills; ptxas only prints it. It contains the stack size, the local memory per thread,
 which includes spilled registers and arrays with run-time indices.
@@ -7,33 +7,27 @@ which includes spilled registers and arrays with run-time indices.
 from __future__ import annotations
 
 import mmap
-import re
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sm120kit.core import archives
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import file_problem
 from sm120kit.kernels.cubin import device, elf, fatbin
 from sm120kit.kernels.cubin.cubin_records import Cubin, Kernel
 
-_MEMBER = re.compile(r"\.(so(\.\d+)*|o|cubin|fatbin)$")
-_ZIP = b"PK\x03\x04"
-_KINDS = "a wheel, ELF, fatbin or cubin"
+_KINDS = "an ELF, fatbin or cubin"
 _DAMAGED = "fetch or build it again; undamaged files of a newer toolkit may need a newer sm120kit"
 
 
 def read(path: Path) -> tuple[Cubin, ...]:
     """The device images in a file, in file order.
 
-    PTX and LTO code are listed without kernels, as ``compute_120a`` and ``lto_120a``. ``where`` numbers the images of a file or
-    wheel member from 1.
+    PTX and LTO code are listed without kernels, as ``compute_120a`` and ``lto_120a``. ``where`` numbers the images of a file
+    from 1.
 
     Raises:
-        BadInput: the file does not exist, is not a wheel, ELF, fatbin or cubin, is damaged, or has no device code.
+        BadInput: the file does not exist, is no ELF, fatbin or cubin, is damaged, or has no device code.
     """
     if why := file_problem(path):
         raise BadInput(f"{path} {why}", f"name {_KINDS}")
@@ -44,8 +38,7 @@ def read(path: Path) -> tuple[Cubin, ...]:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    images = tuple(_wheel(path)) if data[:4] == _ZIP else tuple(_cubins(path.name, data))
-    if not images:
+    if not (images := tuple(_cubins(path.name, data))):
         raise BadInput(f"{path} has no device code", "was it built for the CPU only, or its device code stripped?")
     return images
 
@@ -111,20 +104,3 @@ def _embedded(data: memoryview) -> Iterator[elf.Elf]:
 
 def _cubin(where: str, arch: str, code: elf.Elf) -> Cubin:
     return Cubin(where, arch, len(code.data), device.kernels(code, arch))
-
-
-def _wheel(path: Path) -> Iterator[Cubin]:
-    """The images of every member that can contain device code."""
-    for name, data in _members(path):
-        yield from _cubins(name, data)
-
-
-def _members(path: Path) -> Iterator[tuple[str, memoryview]]:
-    try:
-        with archives.open_wheel(path) as wheel:
-            for member in wheel.infolist():
-                if _MEMBER.search(member.filename):
-                    yield member.filename, memoryview(archives.read_member(wheel, member))
-    # zipfile raises one of these for a damaged archive, depending on the position of the damage.
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, OverflowError) as error:
-        raise BadInput(f"{path} is a damaged archive: {error}", _DAMAGED) from error

@@ -26,7 +26,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A device image in a file. ``where`` is the file or wheel member and the image's number in it."""
+    """A device image in a file. ``where`` is the file and the image's number in it."""
 
     where: str
     arch: str
