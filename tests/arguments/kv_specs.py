@@ -23,7 +23,8 @@ from typing import Any
 import backends
 
 from sm120kit.core.data_roots import data_root
-from sm120kit.serving import kv_layout
+from sm120kit.recipes.architectures import language_model
+from sm120kit.serving import _kv_layout as kv_layout
 
 DATA = Path(__file__).parents[1] / "unit" / "data" / "kv_specs.json"
 MODELS = Path(__file__).with_name("kv_models.json")
@@ -69,7 +70,7 @@ def write_pools(name: str, python: Path, env: dict[str, str]) -> None:
     lines = []
     for case, found in sorted(_answers([python, POOLS_PROBE, backends.SUITES], env, cases).items()):
         config = cases[case]["config"]
-        known = {"config": needed(kv_layout.language_model(config)) | {"architectures": config.get("architectures")}}
+        known = {"config": needed(language_model(config)) | {"architectures": config.get("architectures")}}
         entry = found if found["refusal"] else found | {"argv": cases[case]["argv"]} | known
         lines.append(f"{json.dumps(case)}: {json.dumps(entry)}")
     POOLS.write_text(f'{{"recipe": {json.dumps(name)}, "cases": {{\n' + ",\n".join(lines) + "\n}}\n")
@@ -92,13 +93,13 @@ def write(name: str, cases: dict[str, Any], answers: dict[str, Any]) -> None:
     lines = []
     for case, answer in sorted(answers.items()):
         entry = {"refusal": answer["refusal"]} if answer["refusal"] else {"rows": answer["rows"]}
-        text = kv_layout.language_model(cases[case]["config"])
+        text = language_model(cases[case]["config"])
         lines.append(f"{json.dumps(case)}: {json.dumps(entry | ({} if answer['refusal'] else {'config': needed(text)}))}")
     DATA.write_text(f'{{"recipe": {json.dumps(name)}, "cases": {{\n' + ",\n".join(lines) + "\n}}\n")
 
 
 def needed(text: dict[str, Any]) -> dict[str, Any]:
-    """The keys that :mod:`sm120kit.serving.kv_layout` reads, or that make a size unknown."""
+    """The keys that :mod:`sm120kit.serving._kv_layout` reads, or that make a size unknown."""
     config = kv_layout._Config(text)
     with suppress(kv_layout._Unknown):
         kv_layout._kv_cache(config)

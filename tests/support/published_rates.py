@@ -14,6 +14,7 @@ from typing import Any
 from sm120kit.bench import roofline
 from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work
 from sm120kit.bench.roofline.expected import CALIBRATION, Calibration, calibrated
+from sm120kit.recipes.architectures import PartBits, architecture_of
 
 DATA = Path(__file__).parents[1] / "unit/data/roofline/published.toml"
 PAGE = Path(__file__).parents[2] / "docs/measurements/rates.md"
@@ -76,13 +77,25 @@ class PublishedTable:
 
 
 @cache
+def others() -> dict[str, RooflineModel]:
+    """Models that no configuration serves, by repository."""
+    models = tomllib.loads(DATA.with_name("models.toml").read_text())["model"]
+    return {
+        each["repository"]: roofline.model(architecture, PartBits(**each["bits"]))
+        for each in models
+        if (architecture := architecture_of(each["config"], with_mtp=True))
+    }
+
+
+@cache
 def tables() -> tuple[PublishedTable, ...]:
     """All tables, in the order of the file."""
     return tuple(map(_table, tomllib.loads(DATA.read_text())["table"]))
 
 
 def _table(entry: dict[str, Any]) -> PublishedTable:
-    model, gpu = roofline.model_of(entry["repository"]), roofline.gpu_kind(entry["gpu"])
+    repository = entry["repository"]
+    model, gpu = roofline.model_of(repository) or others()[repository], roofline.gpu_kind(entry["gpu"])
     assert model and gpu, entry["name"]
     drafts = entry.get("drafts", 0)
     published = [(int(concurrency), CONTEXT, rate) for concurrency, rate in entry["rates"].items()]

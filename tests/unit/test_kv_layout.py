@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sm120kit.serving._kv_layout import kv_cache
 from sm120kit.serving.kv_cache import KvCache, Split, State, Vectors
-from sm120kit.serving.kv_layout import kv_cache
 
 PLAIN: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256}
 WINDOWED = PLAIN | {"sliding_window": 64}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kv_rows import TOLERANCE, theirs
 
-from sm120kit.serving.kv_layout import kv_cache
+from sm120kit.serving._kv_layout import kv_cache
 
 RECORD = json.loads((Path(__file__).parent / "data" / "kv_specs.json").read_text())
 CASES: dict[str, dict[str, Any]] = {name: case for name, case in RECORD["cases"].items() if not case.get("refusal")}

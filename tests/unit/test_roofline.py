@@ -13,19 +13,18 @@ from model_folders import Shapes, folder
 
 from sm120kit.bench import roofline
 from sm120kit.bench.roofline import GPUS, GpuKind, Pass, RooflineModel, Work, all_reduce_seconds
-from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
-from sm120kit.recipes import configurations
+from sm120kit.recipes import architectures, configurations
+from sm120kit.recipes.architectures import Weights
+from sm120kit.recipes.load import read_entries
 from sm120kit.serving.checkpoint import LocalFiles
 from sm120kit.serving.kv_cache import KvCache, Vectors
 
 GPU = GpuKind("made up", (), bandwidth=1e12, fp4_flops=1e15, source="")
 MAIN = Pass(fixed_bytes=8e9, expert_bytes=1e8, layers=10, experts=4, active=1, parameters=10e9)
+RECORDED = read_entries(Weights, "weights", "checkpoint")
 DRAFT = Pass(fixed_bytes=1e9, expert_bytes=1e8, layers=1, experts=4, active=1, parameters=1e9)
 MODEL = RooflineModel(
-    name="made up",
-    repository="",
-    source="",
     hidden=1024,
     layers=10,
     main=MAIN,
@@ -93,10 +92,10 @@ works = st.builds(
 )
 
 
-@given(works, st.sampled_from(roofline.names()), st.floats(0, 1))
-def test_rates_are_monotonic(work: Work, name: str, acceptance: float) -> None:
-    architecture = roofline.load(name)
-    model, gpu = roofline.model(architecture, architecture.checkpoint[0]), GPUS[1]
+@given(works, st.sampled_from(RECORDED), st.floats(0, 1))
+def test_rates_are_monotonic(work: Work, weights: Weights, acceptance: float) -> None:
+    model, gpu = roofline.model_of(weights.repository), GPUS[1]
+    assert model
 
     def rate(**changed: Any) -> float:
         return roofline.roofline(model, gpu, replace(work, **changed), acceptance)
@@ -114,37 +113,31 @@ def test_rates_are_monotonic(work: Work, name: str, acceptance: float) -> None:
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
-        ("qwen3.5-397b-a17b", 17),
-        ("qwen3.5-122b-a10b", 10),
-        ("qwen3.5-27b", 27),
-        ("minimax-m2.5", 10),
-        ("kimi-k2.5", 32),
-        ("glm-5", 40),
-        ("qwen3-8b", 8),
-        ("qwen3-32b", 32),
-        ("qwen3-30b-a3b", 3),
-        ("llama-3.3-70b", 70),
-        ("qwen3.6-35b-a3b", 3),
+        ("Sehyo/Qwen3.5-397B-A17B-NVFP4", 17),
+        ("txn545/Qwen3.5-122B-A10B-NVFP4", 10),
+        ("Qwen/Qwen3.5-27B-FP8", 27),
+        ("lukealonso/MiniMax-M2.5-NVFP4", 10),
+        ("moonshotai/Kimi-K2.5", 32),
+        ("festr2/GLM-5-NVFP4-MTP", 40),
+        ("nvidia/Qwen3.6-35B-A3B-NVFP4", 3),
     ],
 )
 def test_active_parameters_match_the_model_name(name: str, billions: int) -> None:
-    architecture = roofline.load(name)
+    found = architectures.of_checkpoint(name)
+    assert found
+    architecture, weights = found
     # Names count the embedding, of which a token reads one row.
     embedding = architecture.hidden * architecture.vocabulary
-    active = (roofline.model(architecture, architecture.checkpoint[0]).main.parameters + embedding) / 1e9
+    active = (roofline.model(architecture, weights.bits).main.parameters + embedding) / 1e9
     assert active == pytest.approx(billions, abs=1.1, rel=0.05)
 
 
 def test_bytes_match_published_checkpoints() -> None:
-    compared = 0
-    for name in roofline.names():
-        architecture = roofline.load(name)
-        for checkpoint in architecture.checkpoint:
-            if checkpoint.gigabytes:
-                compared += 1
-                computed = roofline.model(architecture, checkpoint).weight_bytes / 1e9
-                assert computed == pytest.approx(checkpoint.gigabytes, rel=0.07), checkpoint.repository
-    assert compared >= 8
+    published = [each for each in RECORDED if each.gigabytes]
+    for each in published:
+        model = roofline.model_of(each.repository)
+        assert model and model.weight_bytes / 1e9 == pytest.approx(each.gigabytes, rel=0.07), each.repository
+    assert len(published) >= 8
 
 
 NOT_MODELLED = ("gpt-oss", "deepseek-v4", "gemma-4", "glm-5.3", "mimo", "minimax-m3", "nemotron", "qwen3.8-flash-next")
@@ -189,20 +182,18 @@ def test_ceiling_of_prefill_refuses_a_cached_one() -> None:
     assert allowed == pytest.approx(2 * 2000e12 / (2 * 9.01e9), rel=0.01)
 
 
-def test_bad_model_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "recipes/models").mkdir(parents=True)
-    good = (data_root() / "recipes/models/minimax-m2.5.toml").read_text()
-    file = tmp_path / "recipes/models/mine.toml"
+def test_bad_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").mkdir()
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
+    good = '[[checkpoint]]\nrepository = "a/b"\nbits = { experts = 4.5 }\nsource = "s"\n'
     for text, message in (
-        (good.replace("hidden = 3072", "hiden = 3072"), "hiden"),
-        (good.replace("[attention]", "[attention_]"), "attention_"),
-        (good.replace("kv_heads = 8", "kv_heads = 0"), "attention.kv_heads"),
-        ("edition = ", "not TOML"),
+        (good.replace("experts", "expert"), "bits.expert"),
+        (good.replace("4.5", "64"), "bits.experts"),
+        ("checkpoint = ", "not TOML"),
     ):
-        file.write_text(text)
+        (tmp_path / "recipes/weights.toml").write_text(text)
         with pytest.raises(BadInput, match=message):
-            roofline.load("mine")
+            architectures.weights_of("a/b")
 
 
 # ---- a model folder

@@ -17,6 +17,7 @@ from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json
 from sm120kit.engines import Node, parser
 from sm120kit.recipes import arguments
+from sm120kit.recipes.architectures import recorded_config
 from sm120kit.recipes.configurations import Configuration
 
 GPUS: dict[str, dict[str, Any]] = {
@@ -156,11 +157,6 @@ def gpu(configuration: Configuration) -> dict[str, Any]:
 def model_path(configuration: Configuration) -> Path:
     """Path of the ``config.json`` of a configuration's checkpoint, with its source."""
     return recorded_config(configuration.model.repository)
-
-
-def recorded_config(repository: str) -> Path:
-    """Path of the ``config.json`` of a checkpoint, which may not be recorded."""
-    return data_roots.find("checkpoints", f"{repository.replace('/', '--')}.json")
 
 
 def last_node(configuration: Configuration) -> Node | None:

@@ -119,7 +119,7 @@ def _served(configuration: configurations.Configuration, recorded: Mapping[str, 
     return {
         "environment": dict(configuration.environment),
         "quantization": configuration.model.quantization,
-        "architecture": listed[0].model_dump(mode="json", exclude={"source", "checkpoint"}) if listed else None,
+        "architecture": listed[0].model_dump(mode="json") if listed else None,
         "selected": recorded.get(configuration.name, {}).get("selected", {}),
     }
 

@@ -1,15 +1,17 @@
-"""Model architectures in ``recipes/models/``: the sizes of a model's parts, and the checkpoints that have them."""
+"""The sizes of a model's parts by its ``config.json``, and the bits of its weights in ``recipes/weights.toml``."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from sm120kit.core import data_roots
-from sm120kit.core.errors import BadInput
-from sm120kit.recipes.load import problems_message, read_toml, validate
-from sm120kit.recipes.schema import Name, Strict
+from sm120kit.core.outside import parse_json
+from sm120kit.recipes.load import read_entries
+from sm120kit.recipes.schema import Strict
 
 Count = Annotated[int, Field(ge=1)]
 Bits = Annotated[float, Field(gt=0, le=32)]
@@ -85,8 +87,8 @@ class PartBits(Strict):
     mtp: Bits = 16
 
 
-class PublishedCheckpoint(Strict):
-    """A repository with this architecture. ``gigabytes`` (10^9 bytes) is its published size; ``source`` of bits and size."""
+class Weights(Strict):
+    """The weights of the checkpoint in a repository. ``gigabytes`` (10^9 bytes) is its published size; ``source`` of both."""
 
     repository: str
     bits: PartBits
@@ -95,11 +97,8 @@ class PublishedCheckpoint(Strict):
 
 
 class Architecture(Strict):
-    """The contents of a file. ``mtp_layers`` are layers like the model's own that draft tokens, with its output head."""
+    """The sizes of a language model. ``mtp_layers`` are layers like its own that draft tokens, with its output head."""
 
-    edition: Literal[1]
-    name: Name
-    source: str
     hidden: Count
     vocabulary: Count
     layers: Count
@@ -109,32 +108,95 @@ class Architecture(Strict):
     mlp: Dense | None = None
     experts: Experts | None = None
     mtp_layers: Annotated[int, Field(ge=0)] = 0
-    checkpoint: Annotated[tuple[PublishedCheckpoint, ...], Field(strict=False, min_length=1)]
 
 
-def names() -> tuple[str, ...]:
-    """The names of the architectures."""
-    return tuple(sorted(data_roots.entries("models")))
+def recorded_config(repository: str) -> Path:
+    """Path of the ``config.json`` of a checkpoint, with its source; it may not be recorded."""
+    return data_roots.find("checkpoints", f"{repository.replace('/', '--')}.json")
 
 
-def load(name: str) -> Architecture:
-    """Load an architecture by name.
+def weights_of(repository: str) -> Weights | None:
+    """The weights of a checkpoint; None if they are not recorded.
 
     Raises:
-        BadInput: the file is not well-formed; the message has every problem.
+        BadInput: ``recipes/weights.toml`` is not well-formed; the message has every problem.
     """
-    path = data_roots.find("models", f"{name}.toml")
-    architecture = validate(Architecture, read_toml(path), path)
-    if (architecture.attention is None) == (architecture.latent_attention is None):
-        raise BadInput(problems_message(path, ["exactly one of attention and latent_attention is required"]))
-    return architecture
+    return next((each for each in read_entries(Weights, "weights", "checkpoint") if each.repository == repository), None)
 
 
-def of_checkpoint(repository: str) -> tuple[Architecture, PublishedCheckpoint] | None:
-    """The architecture of the checkpoint in a repository; None if no file lists it."""
-    for name in names():
-        architecture = load(name)
-        for checkpoint in architecture.checkpoint:
-            if checkpoint.repository == repository:
-                return architecture, checkpoint
-    return None
+def of_checkpoint(repository: str) -> tuple[Architecture, Weights] | None:
+    """Architecture and weights of a checkpoint; None if one of them is not recorded, or no such architecture."""
+    weights, path = weights_of(repository), recorded_config(repository)
+    if weights is None or not path.is_file():
+        return None
+    architecture = architecture_of(language_model(parse_json(path.read_bytes())["config"]), with_mtp=True)
+    return (architecture, weights) if architecture else None
+
+
+def language_model(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a ``config.json`` for the language model."""
+    inner = config.get("thinker_config") or config
+    return inner.get("text_config") or inner.get("llm_config") or inner.get("language_config") or inner
+
+
+def architecture_of(text: Mapping[str, Any], *, with_mtp: bool) -> Architecture | None:
+    """The architecture of a language model by the keys of ``config.json``; None if it is unsupported."""
+    try:
+        return _architecture(text, with_mtp)
+    except (KeyError, TypeError, ValueError):  # pydantic's errors are of the last kind
+        return None
+
+
+def _architecture(text: Mapping[str, Any], with_mtp: bool) -> Architecture | None:
+    layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
+    kinds = text.get("layer_types") or ["full_attention"] * layers
+    latent, sparse = text.get("kv_lora_rank"), text.get("index_topk")
+    if set(kinds) - {"full_attention", "linear_attention"} or (sparse and not latent) or text.get("sliding_window"):
+        return None
+    full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
+    count = text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 0
+    dense = text.get("first_k_dense_replace", 0) if count else layers
+    width = text.get("moe_intermediate_size") or text["intermediate_size"]
+    shared = text.get("shared_expert_intermediate_size") or width * text.get("n_shared_experts", 0)
+    return Architecture(
+        hidden=hidden,
+        vocabulary=text["vocab_size"],
+        layers=layers,
+        attention=None
+        if latent
+        else Grouped(
+            layers=full,
+            heads=heads,
+            kv_heads=text.get("num_key_value_heads") or heads,
+            head_dim=text.get("head_dim") or hidden // heads,
+            gated=bool(text.get("attn_output_gate")),
+        ),
+        latent_attention=Latent(
+            layers=full,
+            heads=heads,
+            q_rank=text["q_lora_rank"],
+            kv_rank=latent,
+            nope=text["qk_nope_head_dim"],
+            rope=text["qk_rope_head_dim"],
+            v_dim=text["v_head_dim"],
+            index=SparseIndex(heads=text["index_n_heads"], head_dim=text["index_head_dim"], top_k=sparse) if sparse else None,
+        )
+        if latent
+        else None,
+        linear_attention=Linear(
+            layers=linear,
+            key_heads=text["linear_num_key_heads"],
+            value_heads=text["linear_num_value_heads"],
+            head_dim=text["linear_value_head_dim"],
+            state_bytes=4 if text.get("mamba_ssm_dtype") == "float32" else 2,
+        )
+        if linear
+        else None,
+        mlp=Dense(layers=dense, width=text["intermediate_size"]) if dense else None,
+        experts=Experts(
+            layers=layers - dense, count=count, active=text["num_experts_per_tok"], width=width, shared_width=shared
+        )
+        if count
+        else None,
+        mtp_layers=(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0) if with_mtp else 0,
+    )

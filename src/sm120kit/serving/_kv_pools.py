@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from sm120kit.serving._kv_layout import SPARSE_MLA_BYTES, V4_BYTES
 from sm120kit.serving.kv_cache import KvCache, Vectors
-from sm120kit.serving.kv_layout import SPARSE_MLA_BYTES, V4_BYTES
 
 SPARSE = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm5NextForConditionalGeneration")
 """Classes with sparse MLA whose memory is known."""

@@ -20,8 +20,8 @@ from sm120kit.recipes import load_engine
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import docker_run, server_containers
 from sm120kit.serving._container import Mount, Service
+from sm120kit.serving._kv_layout import WIDTH_LIMIT
 from sm120kit.serving.checkpoint import LocalFiles, language_config
-from sm120kit.serving.kv_layout import WIDTH_LIMIT
 
 DEFAULT = "nccl"
 """The all-reduce of an engine whose variables select no other."""

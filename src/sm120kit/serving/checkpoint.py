@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.outside import file_problem, parse_json, read_found
+from sm120kit.recipes.architectures import language_model
+from sm120kit.serving._kv_layout import HEAD_LIMIT, LAYER_LIMIT, WIDTH_LIMIT, count, kv_cache
 from sm120kit.serving.kv_cache import KvCache
-from sm120kit.serving.kv_layout import HEAD_LIMIT, LAYER_LIMIT, WIDTH_LIMIT, count, kv_cache, language_model
 
 HEADER_LIMIT_BYTES = 100_000_000
 """The format's limit for a header."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
 from sm120kit.core.outside import number, parse_json
 from sm120kit.engines import parser
-from sm120kit.images.backends import model_path, recorded_config
+from sm120kit.images.backends import model_path
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.recipes import configurations
-from sm120kit.recipes.architectures import of_checkpoint
+from sm120kit.recipes.architectures import recorded_config, weights_of
 from sm120kit.recipes.configurations import Configuration, Hardware, Speculation
 from sm120kit.serving import _kv_pools
 from sm120kit.serving.checkpoint import Checkpoint, described
@@ -226,11 +226,11 @@ def _require_alive(configuration: Configuration, fit: Fit) -> None:
 def recorded_model(repository: str, gigabytes: float = 0) -> Checkpoint | None:
     """What recipes have on a model: the size of its weights, and ``config.json`` if that is recorded; None without a size.
 
-    ``gigabytes`` (10^9 bytes) is the size that a configuration states, 0 for what any other states, or the architectures.
+    ``gigabytes`` (10^9 bytes) is the size that a configuration states, 0 for what any other or ``weights.toml`` states.
     """
     stated = (each.model for each in configurations.readable() if each.model.repository == repository)
-    listed = of_checkpoint(repository)
-    size = gigabytes or next((model.gigabytes for model in stated if model.gigabytes), listed[1].gigabytes if listed else 0)
+    weights = weights_of(repository)
+    size = gigabytes or next((model.gigabytes for model in stated if model.gigabytes), weights.gigabytes if weights else 0)
     path = recorded_config(repository)
     config = parse_json(path.read_bytes())["config"] if path.is_file() else {}
     return described(config, f"{repository}, as recorded", int(size * 1e9)) if size else None

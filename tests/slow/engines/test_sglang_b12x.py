@@ -50,7 +50,7 @@ MODEL = {
         "max_position_embeddings": 262144,
     },
 }
-"""Sizes as in recipes/models/qwen3.5-122b-a10b.toml."""
+"""Sizes as in recipes/checkpoints/txn545--Qwen3.5-122B-A10B-NVFP4.json."""
 
 
 class Engine:

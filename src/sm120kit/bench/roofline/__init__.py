@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from sm120kit.bench.roofline._architecture import Pass, RooflineModel, model, model_of
 from sm120kit.bench.roofline._folder import model_from
 from sm120kit.bench.roofline._hardware import GPUS, GpuKind, all_reduce_seconds, gpu_kind
-from sm120kit.recipes.architectures import load, names
 
 __all__ = [
     "GPUS",
@@ -22,10 +21,8 @@ __all__ = [
     "Work",
     "ceiling",
     "gpu_kind",
-    "load",
     "model",
     "model_of",
-    "names",
 ]
 __all__ += ["all_reduce_seconds", "model_from", "roofline", "step", "tokens_per_step"]
 

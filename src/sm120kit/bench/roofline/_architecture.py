@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm120kit.recipes.architectures import Architecture, PublishedCheckpoint, of_checkpoint
+from sm120kit.recipes.architectures import Architecture, PartBits, of_checkpoint
 from sm120kit.serving.kv_cache import KvCache, Split, Vectors
 
 MATRICES = 3
@@ -43,9 +43,6 @@ class RooflineModel:
     on disk, for comparison with the published size. ``attended`` is the number of tokens that sparse attention selects.
     """
 
-    name: str
-    repository: str
-    source: str
     hidden: int
     layers: int
     main: Pass
@@ -65,7 +62,7 @@ class RooflineModel:
 def model_of(repository: str) -> RooflineModel | None:
     """The model in a repository; None if no architecture lists it."""
     listed = of_checkpoint(repository)
-    return model(*listed) if listed else None
+    return model(listed[0], listed[1].bits) if listed else None
 
 
 def parameters(a: Architecture) -> dict[str, int]:
@@ -89,10 +86,9 @@ def parameters(a: Architecture) -> dict[str, int]:
     }
 
 
-def model(a: Architecture, checkpoint: PublishedCheckpoint) -> RooflineModel:
-    """The model with the architecture's parameters and the checkpoint's bits per parameter."""
-    bits, counts = checkpoint.bits, parameters(a)
-    experts = a.experts
+def model(a: Architecture, bits: PartBits) -> RooflineModel:
+    """The model with the architecture's parameters and the bits of each in a checkpoint."""
+    counts, experts = parameters(a), a.experts
     moe_layers, count, active = (experts.layers, experts.count, experts.active) if experts else (0, 0, 0)
     expert = MATRICES * a.hidden * experts.width if experts else 0
     routers = _router(a) * moe_layers
@@ -118,9 +114,6 @@ def model(a: Architecture, checkpoint: PublishedCheckpoint) -> RooflineModel:
         )
     embedding = counts["head"] * 2
     return RooflineModel(
-        name=a.name,
-        repository=checkpoint.repository,
-        source=f"{a.source}; {checkpoint.source}",
         hidden=a.hidden,
         layers=a.layers,
         main=main,

@@ -122,12 +122,6 @@ def count(config: Mapping[str, Any], key: str, limit: int) -> int | None:
     return value
 
 
-def language_model(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a ``config.json`` for the language model."""
-    inner = config.get("thinker_config") or config
-    return inner.get("text_config") or inner.get("llm_config") or inner.get("language_config") or inner
-
-
 def kv_cache(text: Mapping[str, Any]) -> tuple[KvCache | None, str]:
     """What a language model keeps of a sequence, or the reason why it is unknown.
 
