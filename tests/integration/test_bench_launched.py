@@ -363,7 +363,13 @@ def test_result_has_the_launch_record_and_gpu_clocks(tmp_path: Path) -> None:
     smi.write_text(SMI.format(python=sys.executable, recorded=tmp_path / "host" / "commands"))
     smi.chmod(0o755)
     docker = tmp_path / "bin" / "docker"
-    docker.write_text(f'#!/bin/sh\ncase "$*" in *"label=sm120kit.record={tmp_path}"*) cat {tmp_path}/docker-state; esac\n')
+    docker.write_text(
+        f"""#!/bin/sh
+        case "$*" in
+        *"label=sm120kit.record={tmp_path}"*) cat {tmp_path}/docker-state ;;
+        inspect*) printf '["/s", "%s", "", {{}}, []]' "$(cat {tmp_path}/docker-state)" ;;
+        esac"""
+    )
     docker.chmod(0o755)
     servers = LaunchedServers(tmp_path, free_port())
     (tmp_path / "mine.toml").write_text(WORKLOAD.replace("[1, 2]", "[2]").replace("[200]", "[20]"))

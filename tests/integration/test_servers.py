@@ -51,7 +51,7 @@ def server(tmp_path: Path) -> ServingContainer:
     log.write_text("one\n")
     (state / "caches" / CACHE / "kernels").mkdir(parents=True)
     (state / "caches" / ("f" * 16)).mkdir()
-    return ServingContainer("s", "a", "0", "http://127.0.0.1:1", True, "Up", str(record))
+    return ServingContainer("s", "a", "0", "http://127.0.0.1:1", "running", str(record))
 
 
 def kept(server: ServingContainer) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def test_server_of_another_user_is_not_stopped(docker: Callable[..., Path], serv
     loop = tmp_path / "loop.json"
     loop.symlink_to(loop)  # not even root reads it
     with pytest.raises(SystemRefused, match="the record of s cannot be completed"):
-        server_containers.stop(ServingContainer("s", "a", "0", server.url, True, "Up", str(loop)))
+        server_containers.stop(ServingContainer("s", "a", "0", server.url, "running", str(loop)))
     assert not calls.exists(), "the server runs on"
 
 
@@ -127,7 +127,7 @@ def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], serve
     state = record.parents[1]
     mounts = [{"Type": "bind", "Source": str(state / "caches" / CACHE / "kernels")}, {"Type": "tmpfs", "Source": ""}]
     labels = {"sm120kit.record": str(record), "sm120kit.configuration": "a\tb"}
-    (tmp_path / "inspected").write_text(json.dumps(["2026-01-01T00:00:00Z", "/s", labels, mounts]))
+    (tmp_path / "inspected").write_text(json.dumps(["/s", "running", "2026-01-01T00:00:00Z", labels, mounts]))
     docker(ps="echo 1234", inspect=f"cat {tmp_path}/inspected")
     for arguments in (("--all",), ("servers", "records")):
         result = CliRunner().invoke(app, ["cache", "--clean", *arguments, "--state", str(state)])
@@ -146,7 +146,7 @@ def test_clean_keeps_what_a_container_of_a_compose_file_uses(
 ) -> None:
     state = Path(server.record).parents[1]
     mounts = [{"Type": "bind", "Source": str(state / "caches" / CACHE / "kernels")}]
-    (tmp_path / "inspected").write_text(json.dumps(["2026-01-01T00:00:00Z", "/s", None, mounts]))
+    (tmp_path / "inspected").write_text(json.dumps(["/s", "running", "2026-01-01T00:00:00Z", None, mounts]))
     docker(ps='case "$*" in *label=*) ;; *) echo 1234 ;; esac', inspect=f"cat {tmp_path}/inspected")
     assert CliRunner().invoke(app, ["cache", "--clean", "servers", "--state", str(state)]).exit_code == 0
     assert [path.name for path in (state / "caches").iterdir()] == [CACHE]
@@ -214,8 +214,8 @@ def metrics_server(*texts: str) -> Iterator[str]:
 
 
 def observed(docker: Callable[..., Path], url: str) -> tuple[int, dict[str, Any]]:
-    row = json.dumps(["s", "running", "Up", "a", "0", url, ""])
-    docker(ps=f"printf '%s' '{row}'")
+    row = json.dumps(["/s", "running", "2026-01-01T00:00:00Z", {"sm120kit.url": url}, []])
+    docker(ps="echo 1234", inspect=f"printf '%s' '{row}'")
     result = CliRunner().invoke(app, ["metrics", "s", "--seconds", "0.1", "--json"])
     return result.exit_code, json.loads(result.stdout)
 

@@ -40,11 +40,9 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 code = 0
 if argv[0] == "ps" and own:
-    print(("our-id" if "--quiet" in argv else "running") if (at / "started").exists() else "", end="")
-elif argv[0] == "ps" and "--quiet" in argv:
-    print("an-id")
+    print("our-id" if (at / "started").exists() else "", end="")
 elif argv[0] == "ps":
-    print((at / ("all" if "--all" in argv else "running")).read_text(), end="")
+    print("an-id")
 elif argv[0] == "run" and (at / "refuses").exists():
     print("Conflict. The container name is already in use", file=sys.stderr)
     code = 125
@@ -52,7 +50,11 @@ elif argv[0] == "run":
     (record,) = (word.partition("=")[2] for word in argv if word.startswith("sm120kit.record="))
     (at / "started").write_text(pathlib.Path(record).read_text())
 elif argv[0] == "inspect" and "an-id" in argv:
-    print((at / "inspected").read_text().replace("RECORD", next(at.parent.glob("state/runs/*.json")).as_posix()), end="")
+    record = next(at.parent.glob("state/runs/*.json"), pathlib.Path("none")).as_posix()
+    files = ["inspected", *["meanwhile"] * (at / "started").exists()]
+    print("".join((at / name).read_text() for name in files).replace("RECORD", record), end="")
+elif argv[0] == "inspect" and "our-id" in argv:
+    print('["/ours", "running", "", {}, []]')
 elif argv[0] == "inspect":
     print(0)
 with (at / "calls").open("a") as calls:
@@ -71,7 +73,7 @@ class Docker:
         self.at.mkdir()
         (self.at / "docker").write_text(DOCKER.replace("{python}", sys.executable))
         (self.at / "docker").chmod(0o755)
-        for name in ("all", "running", "calls", "inspected"):
+        for name in ("calls", "inspected", "meanwhile"):
             (self.at / name).touch()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -88,6 +90,13 @@ class Docker:
         configuration = configurations.load(CONFIGURATION)
         prepared = launch.PreparedLaunch(configuration, image, None, None, service, (), Source(Path("none")), devices=devices)
         return prepared, launch.LaunchOptions(self.workspace, 60, on_answer=lambda endpoint, answer: None)
+
+    def has(self, name: str, state: str, gpus: str, *, url: str = "", started: str = "01", record: str = "") -> None:
+        """Let docker have one more container; one with a ``record`` from the start of ours on."""
+        keys = ("configuration", "gpus", "record", "url")
+        labels = {f"sm120kit.{key}": value for key, value in zip(keys, ("c", gpus, record, url), strict=True)}
+        with (self.at / ("meanwhile" if record else "inspected")).open("a") as rows:
+            rows.write(json.dumps([f"/{name}", state, f"2026-01-01T00:00:{started}Z", labels, []]) + "\n")
 
     @property
     def calls(self) -> list[list[str]]:
@@ -124,14 +133,14 @@ def test_failed_start_removes_no_other_container(docker: Docker) -> None:
 @pytest.mark.parametrize("state", ["created", "paused", "running"])
 def test_name_of_a_container_that_has_not_ended(state: str, docker: Docker) -> None:
     url = f"http://127.0.0.2:{docker.port}"
-    (docker.at / "all").write_text(json.dumps([docker.name, state, "Up", "c", "7", url, ""]))
+    docker.has(docker.name, state, "7", url=url)
     with pytest.raises(ResourceUnavailable, match=f"{docker.name} exists and serves {url}"):
         launch.start(*docker.launch())
-    assert {call[0] for call in docker.calls} == {"ps"}
+    assert {call[0] for call in docker.calls} == {"ps", "inspect"}
 
 
 def test_server_without_an_answer_is_removed_and_recorded(docker: Docker) -> None:
-    (docker.at / "all").write_text(json.dumps([docker.name, "exited", "Exited", "c", "0", "u", ""]))
+    docker.has(docker.name, "exited", "0", url="u")
     with pytest.raises(NoAnswer):
         launch.start(*docker.launch())
     assert docker.removed == [docker.name, "our-id"], "the one that had ended, and the new one"
@@ -184,23 +193,23 @@ def test_gpus_that_another_server_got_meanwhile(docker: Docker) -> None:
         while not docker.calls:  # GPU 0 was free before the image was loaded
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        (docker.at / "running").write_text("other\tc\t0\tdetached\n")
+        docker.has("other", "running", "0")
     waiting.join()
     (failure,) = failures
     assert isinstance(failure, ResourceUnavailable) and failure.message == "other serves c on GPU 0"
-    assert {call[0] for call in docker.calls} == {"ps"}
+    assert {call[0] for call in docker.calls} == {"ps", "inspect"}
 
 
 def test_gpus_are_not_given_away_if_docker_lists_no_servers(docker: Docker) -> None:
     program = (docker.at / "docker").read_text()
     (docker.at / "docker").write_text(program.replace('elif argv[0] == "ps":', 'elif argv[0] == "ps":\n    sys.exit(1)', 1))
-    with pytest.raises(DaemonUnreachable, match="which GPUs"):
+    with pytest.raises(DaemonUnreachable, match="cannot be listed"):
         launch.start(*docker.launch())
     assert not (docker.workspace.root / "runs").exists()
 
 
 def test_another_gpu_is_used_if_there_is_one(docker: Docker) -> None:
-    (docker.at / "running").write_text("other\tc\t0\tdetached\n")
+    docker.has("other", "running", "0")
     with pytest.raises(NoAnswer):
         launch.start(*docker.launch(gpus=2))
     (run,) = (call for call in docker.calls if call[0] == "run")
@@ -215,12 +224,9 @@ def _unanswered(run: Run) -> None:
 @pytest.mark.parametrize(("started", "taken"), [("05.1", True), ("05", True), ("05.120000001", False), ("05.2", False)])
 def test_two_users_on_one_gpu(started: str, taken: bool, begin: Any, docker: Docker) -> None:
     """Whoever goes on without the lock of the host: the container that docker started first keeps its GPU."""
-    rows = [("05.12", "/ours", "0", "RECORD"), (started, "/theirs", "1,0", "/x\t"), ("01", "/beside", "2", "")]
-    inspected = [
-        json.dumps([f"2026-01-01T00:00:{at}Z", name, {"sm120kit.gpus": gpus, "sm120kit.record": record}, []])
-        for at, name, gpus, record in rows
-    ]
-    (docker.at / "inspected").write_text("\n".join(inspected))
+    docker.has("ours", "running", "0", started="05.12", record="RECORD")
+    docker.has("theirs", "running", "1,0", started=started, record="/x\t")
+    docker.has("beside", "running", "2")
     with pytest.raises(ResourceUnavailable if taken else NoAnswer, match="theirs was started on GPU 0" if taken else None):
         begin(*docker.launch())
     assert docker.removed == ["our-id"] and docker.record["ending"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -20,11 +21,12 @@ def ps(*, json: Json = False) -> None:
     """List the servers that serve started."""
     listed = server_containers.listed()
     if json:
-        console.json_data(listed)
+        states = ({"status": each.state, "running": each.running, "ended": each.ended} for each in listed)
+        console.json_data([asdict(each) | state for each, state in zip(listed, states, strict=True)])
         return
     console.table(
         ("server", "configuration", "GPUs", "URL", "status"),
-        ((server.name, server.configuration, server.gpus, server.url, server.status) for server in listed),
+        ((server.name, server.configuration, server.gpus, server.url, server.state) for server in listed),
     )
 
 

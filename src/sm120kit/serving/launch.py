@@ -20,7 +20,7 @@ from sm120kit.core.secrets import masked, register
 from sm120kit.core.urls import Endpoint
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import doctor, log_rules
-from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
+from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launcher_label
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images import loading
 from sm120kit.images import published_images as published
@@ -335,7 +335,7 @@ def _remove_ended(service: Service) -> None:
         if other.name == service.name:
             if not other.ended:
                 raise ResourceUnavailable(
-                    f"{other.name} exists and serves {other.url}: {other.status}",
+                    f"{other.name} exists and serves {other.url}: {other.state}",
                     f"sm120kit stop {other.name}, or choose another port with --port",
                 )
             server_containers.stop(other)
@@ -387,21 +387,19 @@ def _on_free_gpus(launch: PreparedLaunch | ResolvedLaunch, service: Service) -> 
     Raises:
         ResourceUnavailable: servers have them.
         ResourceUnavailable: see :func:`require_port`; after the GPUs, as the error about these names the server to stop.
-        DaemonUnreachable: see :func:`launched_here`.
+        DaemonUnreachable: see :func:`server_containers.listed`.
     """
-    running = launched_here()
-    taken = {number: other.name for other in running for number in other.gpus}
-    if set(service.gpus) & set(taken):
+    running = [each for each in server_containers.listed() if each.running]
+    taken = {int(number): each for each in running for number in each.gpus.split(",") if number.isdecimal()}
+    if conflicts := sorted(set(service.gpus) & set(taken)):
         own = [device for device in launch.devices if device.number in service.gpus]
         equal = [each for each in launch.devices if any((each.name, each.bytes) == (used.name, used.bytes) for used in own)]
         if len([device for device in equal if device.number not in taken]) < len(service.gpus):
-            other = next(other for other in running if set(other.gpus) & set(service.gpus))
-            orphaned = "" if other.attended else "; the sm120kit serve that started it is gone"
-            raise ResourceUnavailable(
-                f"{other.name} serves {other.configuration} on GPU {', '.join(map(str, other.gpus))}{orphaned}",
-                f"sm120kit stop {other.name}",
-            )
-        chosen = serving.select_gpus(launch.configuration, equal, taken)
+            other = taken[conflicts[0]]
+            message = f"{other.name} serves {other.configuration} on GPU {other.gpus.replace(',', ', ')}"
+            raise ResourceUnavailable(message, f"sm120kit stop {other.name}")
+        names = {number: other.name for number, other in taken.items()}
+        chosen = serving.select_gpus(launch.configuration, equal, names)
         service = replace(service, gpus=tuple(device.number for device in chosen))
     require_port(service.port, service.listen)
     return service

@@ -8,7 +8,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,54 +32,69 @@ CONFIGURATION_LABEL, GPUS_LABEL = "sm120kit.configuration", "sm120kit.gpus"
 class ServingContainer:
     """A container that serves a configuration, or did until it exited.
 
-    ``status`` is docker's, such as "Up 3 minutes". ``record`` is the file with its :class:`Run`. Containers that are created or
-    paused are neither ``running`` nor ``ended``.
+    ``state`` is docker's, such as "running" or "exited", ``started`` sorts, ``gpus`` are numbers with commas between them.
+    ``record`` is the file with its :class:`Run`; ``mounts`` are directories of this host, and ``nodes`` the containers of the
+    run on other machines.
     """
 
     name: str
     configuration: str
     gpus: str
     url: str
-    running: bool
-    status: str
+    state: str
     record: str
-    ended: bool = False
+    started: str = ""
+    mounts: tuple[str, ...] = ()
+    nodes: str = ""
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self.state == "running"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ran and does not any more; a container that is created or paused neither runs nor has ended."""
+        return self.state in ("exited", "dead")
 
 
 def listed() -> tuple[ServingContainer, ...]:
-    """The containers on this host, newest first.
+    """The containers on this host that ``serve`` started, newest first.
 
     Raises:
         RequirementMissing: there is no docker program.
         DaemonUnreachable: its daemon does not respond.
     """
-    labels = (CONFIGURATION_LABEL, GPUS_LABEL, URL_LABEL, RECORD_LABEL)
-    fields = ("json .Names", "json .State", "json .Status", *(f'json (.Label "{label}")' for label in labels))
-    rows = map(parse_json, _launched("--all", "--format", _list_of(fields)))
-    return tuple(
-        ServingContainer(name, configuration, gpus, url, state == "running", status, record, state in ("exited", "dead"))
-        for name, state, status, configuration, gpus, url, record in rows
-    )
+    return _inspected("--all", f"--filter=label={LAUNCHER_LABEL}")
 
 
-def _list_of(fields: Iterable[str]) -> str:
-    """A format of docker for one JSON list a line: a label can have any character."""
-    return f"[{','.join(f'{{{{{field}}}}}' for field in fields)}]"
+def _inspected(*options: str) -> tuple[ServingContainer, ...]:
+    """The containers that ``docker ps`` lists with these options.
 
-
-def _launched(*options: str) -> list[str]:
-    """The lines of ``docker ps`` for the containers that ``serve`` started."""
-    return _listed(f"--filter=label={LAUNCHER_LABEL}", *options)
-
-
-def _listed(*options: str) -> list[str]:
-    done = process.run(("docker", "ps", "--no-trunc", *options), check=False)
+    Go omits zeros at the end of a time, and the first letter of a name is a slash. A label can have any character, so that
+    docker prints one JSON list a line.
+    """
+    done = process.run(("docker", "ps", "--quiet", "--no-trunc", *options), check=False)
     if done.returncode:
         raise DaemonUnreachable(
             f"the servers of this host cannot be listed: {done.stderr.strip()}",
             "start docker, or set DOCKER_HOST to its socket",
         )
-    return done.stdout.splitlines()
+    fields = (".Name", ".State.Status", ".State.StartedAt", ".Config.Labels", ".Mounts")
+    listing = f"[{','.join(f'{{{{json {field}}}}}' for field in fields)}]"
+    # A container that ended in between has no output, and makes the exit code 1.
+    asked = ("docker", "inspect", "--format", listing, *done.stdout.split())
+    lines = process.run(asked, check=False).stdout.splitlines() if done.stdout.strip() else []
+    return tuple(_container(*parse_json(line)) for line in lines)
+
+
+def _container(
+    name: str, state: str, started: str, labels: Mapping[str, str] | None, mounts: Sequence[Mapping[str, str]] | None
+) -> ServingContainer:
+    keys = (CONFIGURATION_LABEL, GPUS_LABEL, URL_LABEL, RECORD_LABEL, _remote_nodes.NODES_LABEL)
+    configuration, gpus, url, record, nodes = ((labels or {}).get(key, "") for key in keys)
+    sources = tuple(mount["Source"] for mount in mounts or () if mount.get("Source"))
+    return ServingContainer(name.lstrip("/"), configuration, gpus, url, state, record, started.rstrip("Z"), sources, nodes)
 
 
 def find(name: str) -> ServingContainer:
@@ -117,22 +132,14 @@ def stop(container: ServingContainer) -> None:
         started = _started(container, record)
         record = replace(record, ending=record.ending or (Ending.DIED if container.ended else Ending.STOPPED))
         write_record(path, record)
-    others = _other_machines(container.name)
     process.run(("docker", "stop", "--time", str(PATIENCE_SECONDS), container.name))
     if record:
         _complete_log(container.name, path.with_suffix(".log"))
         seconds = time.time() - calendar.timegm(started)
         write_record(path, replace(record, exit_code=exit_code(container.name), seconds=round(seconds, 1)))
     remove(container.name)
-    for run, address in others:
+    for run, _, address in (entry.partition("@") for entry in container.nodes.split(",") if entry):
         _remote_nodes.remove(run, address)
-
-
-def _other_machines(name: str) -> list[tuple[str, str]]:
-    """Identifier and address of the containers on the other machines of a server."""
-    asked = ("docker", "inspect", "--format", f'{{{{index .Config.Labels "{_remote_nodes.NODES_LABEL}"}}}}', name)
-    entries = (entry.partition("@") for entry in process.run(asked, check=False).stdout.strip().split(","))
-    return [(run, address) for run, _, address in entries if address]
 
 
 def _record(container: ServingContainer, path: Path) -> Run | None:
@@ -191,12 +198,10 @@ def in_use() -> frozenset[Path]:
         RequirementMissing: there is no docker program.
         DaemonUnreachable: its daemon does not respond.
     """
-    used: set[Path] = set()
-    for container in _inspected(_listed("--quiet")):
-        used |= {Path(mount["Source"]).resolve() for mount in container.mounts if mount.get("Source")}
-        if record := container.labels.get(RECORD_LABEL):
-            used |= {Path(record).resolve(), Path(record).with_suffix(".log").resolve()}
-    return frozenset(used)
+    containers = _inspected()
+    used = {Path(source).resolve() for container in containers for source in container.mounts}
+    records = [Path(container.record).resolve() for container in containers if container.record]
+    return frozenset((*used, *records, *(record.with_suffix(".log") for record in records)))
 
 
 def require_gpus(record: Path) -> None:
@@ -206,42 +211,13 @@ def require_gpus(record: Path) -> None:
         ResourceUnavailable: a container that was started before it, and runs, has one of them.
         DaemonUnreachable: see :func:`in_use`.
     """
-    running = sorted(_running(), key=lambda container: container.started)
-    own = next((each for each in running if each.labels.get(RECORD_LABEL) == str(record.resolve())), None)
+    running = sorted((each for each in listed() if each.running), key=lambda container: container.started)
+    own = next((each for each in running if each.record == str(record.resolve())), None)
     for first in itertools.takewhile(lambda container: container is not own, running if own else ()):
-        if own and (common := sorted(own.gpus & first.gpus)):
+        if own and (common := sorted({*own.gpus.split(",")} & {*first.gpus.split(",")} - {""})):
             raise ResourceUnavailable(
                 f"{first.name} was started on GPU {', '.join(common)} at the same time", f"sm120kit stop {first.name}"
             )
-
-
-@dataclass(frozen=True)
-class _Running:
-    """A running container as docker inspects it; ``started`` sorts."""
-
-    started: str
-    name: str
-    labels: Mapping[str, str]
-    mounts: Sequence[Mapping[str, str]]
-
-    @property
-    def gpus(self) -> set[str]:
-        return {*self.labels.get(GPUS_LABEL, "").split(",")} - {""}
-
-
-def _running() -> tuple[_Running, ...]:
-    return _inspected(_launched("--quiet"))
-
-
-def _inspected(ids: Sequence[str]) -> tuple[_Running, ...]:
-    """Running containers. Go omits zeros at the end of the time, and the first letter of a name is a slash."""
-    fields = _list_of(("json .State.StartedAt", "json .Name", "json .Config.Labels", "json .Mounts"))
-    # A container that ended in between has no output, and makes the exit code 1.
-    lines = process.run(("docker", "inspect", "--format", fields, *ids), check=False).stdout.splitlines() if ids else []
-    rows = map(parse_json, lines)
-    return tuple(
-        _Running(started.rstrip("Z"), name.lstrip("/"), labels or {}, mounts or ()) for started, name, labels, mounts in rows
-    )
 
 
 def exit_code(name: str) -> int | None:
@@ -257,7 +233,7 @@ def state(record: Path) -> str:
         RequirementMissing: there is no docker program.
         DaemonUnreachable: its daemon does not respond.
     """
-    return next(iter(_launched("--all", f"--filter=label={RECORD_LABEL}={record.resolve()}", "--format", "{{.State}}")), "")
+    return next((each.state for each in _inspected("--all", f"--filter=label={RECORD_LABEL}={record.resolve()}")), "")
 
 
 @contextmanager

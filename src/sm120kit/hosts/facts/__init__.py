@@ -29,7 +29,7 @@ from sm120kit.hosts.facts._fact_records import (
     PeerCache,
 )
 from sm120kit.hosts.facts._reader import COMMANDS, HostReader
-from sm120kit.hosts.facts._system import DETACHED, LAUNCHER_LABEL, launched_here, launcher_label
+from sm120kit.hosts.facts._system import DETACHED, LAUNCHER_LABEL, launcher_label
 
 __all__ = [
     "COMMANDS",
@@ -46,7 +46,6 @@ __all__ = [
     "LaunchedContainer",
     "Link",
     "PeerCache",
-    "launched_here",
     "launcher_label",
     "probe",
 ]

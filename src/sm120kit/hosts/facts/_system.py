@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-from sm120kit.core.errors import DaemonUnreachable
 from sm120kit.core.outside import parse_json
 from sm120kit.hosts.facts._fact_records import ContainerFacts, Cpu, LaunchedContainer, PeerCache
 from sm120kit.hosts.facts._reader import HostReader
@@ -130,21 +129,6 @@ def launched(reader: HostReader) -> tuple[LaunchedContainer, ...]:
         )
         for name, configuration, gpus, launcher in rows
     )
-
-
-def launched_here() -> tuple[LaunchedContainer, ...]:
-    """Running containers of this host at the time of the call; see :func:`launched`.
-
-    Raises:
-        DaemonUnreachable: there is a docker program, and its daemon does not list them.
-    """
-    reader = HostReader(Path("/"))
-    found = launched(reader)
-    if reason := reader.unread.get("docker-ps.txt"):
-        raise DaemonUnreachable(
-            f"which GPUs servers use is unknown: {reason}", "start docker, or set DOCKER_HOST to its socket"
-        )
-    return found
 
 
 def launcher_label() -> str:
