@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -116,23 +117,17 @@ def test_export_refuses_another_recipe(patch_dir: PatchDirectory, tmp_path: Path
     assert export_edits(tmp_path / "clone", tree.checkout, patch_dir.root) == []
 
 
-def test_record_of_an_edit_directory_is_read_without_its_settings(patch_dir: PatchDirectory, tmp_path: Path) -> None:
-    """Included files are not read, and a link or pipe is not opened."""
+def test_record_of_an_edit_directory_is_a_file(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """A link or pipe is not opened."""
     two_projects(patch_dir)
     tree = edited(patch_dir, tmp_path / "clone")
-    config = tmp_path / "clone/.git/config"
-    text = config.read_text()
-    (tmp_path / "included").write_text(text[text.index("[sm120kit]") :])
-    without = text[: text.index("[sm120kit]")]
-    config.write_text(f"{without}[include]\n\tpath = {tmp_path / 'included'}\n")
+    record = tmp_path / "clone/.git/sm120kit.json"
+    record.rename(tmp_path / "elsewhere")
+    record.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Mismatch, match="not made by"):
         export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
-    config.unlink()
-    config.symlink_to(tmp_path / "included")
-    with pytest.raises(Mismatch, match="not made by"):
-        export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
-    config.unlink()
-    os.mkfifo(config)
+    record.unlink()
+    os.mkfifo(record)
     with pytest.raises(Mismatch, match="not made by"):
         export_edits(tmp_path / "clone", tree.checkout, patch_dir.root)
 
@@ -576,14 +571,17 @@ def test_commit_that_another_patch_requires_is_not_dropped(patch_dir: PatchDirec
     assert contents(patch_dir.root) == before
 
 
-@pytest.mark.parametrize("key", ["pin", "series", "commit"])
+@pytest.mark.parametrize("key", ["pin", "series", "commits"])
 def test_record_that_edit_did_not_write_is_not_followed(patch_dir: PatchDirectory, tmp_path: Path, key: str) -> None:
     """Of a directory of somebody else, an export would drop patches that it lacks."""
     two_projects(patch_dir)
     tree, clone = edited(patch_dir, tmp_path / "clone"), tmp_path / "clone"
     git_in(clone, "reset", "-q", "--hard", "HEAD^")
     before = contents(patch_dir.root)
-    git_in(clone, "config", "--replace-all", f"sm120kit.{key}", "0" * 64)
+    record = clone / ".git/sm120kit.json"
+    sealed, _, text = record.read_text().partition("\n")
+    value = json.loads(text)
+    record.write_text(f"{sealed}\n{json.dumps(value | {key: ['0' * 64] if key == 'commits' else '0' * 64})}")
     with pytest.raises(Mismatch, match="was not made by"):
         export_edits(clone, tree.checkout, patch_dir.root)
     assert contents(patch_dir.root) == before

@@ -356,13 +356,13 @@ def test_line_number_decides_where_a_hunk_fits_twice_in_its_own_version(tmp_path
     diff = changes_at(7)
     own = diff.replace(b"1" * 40, before).replace(b"2" * 40, changed)
     assert patched(tmp_path / "own", own, content) == after
-    with pytest.raises(PatchConflict, match=r"x:7: hunk 1 .* another version of the file .* it fits at lines 2, 7, 12"):
+    with pytest.raises(PatchConflict, match=r"x:7: hunk 1 .* is ambiguous: it fits at lines 2, 7, 12"):
         applied(tmp_path / "other", diff, content)
 
 
 def test_hunk_that_fits_at_other_lines_is_refused(tmp_path: Path) -> None:
     moved = b"new\n" + BLOCK * 3
-    expected = r"x:7: hunk 1 @@ -7,3 \+7,3 @@ .*is ambiguous: git would apply it at line 8; it fits at lines 3, 8, 13"
+    expected = r"x:7: hunk 1 @@ -7,3 \+7,3 @@ .*is ambiguous: it fits at lines 3, 8, 13"
     with pytest.raises(PatchConflict, match=expected):
         applied(tmp_path, changes_at(7), moved)
 
@@ -391,8 +391,8 @@ def test_places_in_repetitive_files_are_found_quickly() -> None:
         edit_diff("1" * 40, "2" * 40, b"@@ -2,20000 +2,20001 @@\n" + b" a\n" * 10000 + b"+b\n" + b" a\n" * 10000)
     ).hunks
     began = time.process_time()
-    assert places([hunk], {1: 1}, b"a\n" * 50000) == [list(range(1, 30002))]
+    assert places([hunk], b"a\n" * 50000, False) == [(hunk, list(range(1, 30002)))]
     assert time.process_time() - began < 10
     (hunk,) = well_formed(edit_diff("1" * 40, "2" * 40, b"@@ -5,2 +5 @@\n a\n-b\n")).hunks
-    assert places([hunk], {1: 1}, b"a\nb\na\nb\n") == [[3]]
-    assert places([hunk], {1: 1}, b"xa\nb\na\nb") == [[]]
+    assert places([hunk], b"a\nb\na\nb\n", False) == [(hunk, [3])]
+    assert places([hunk], b"xa\nb\na\nb", False) == [(hunk, [])]

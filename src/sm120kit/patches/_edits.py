@@ -1,6 +1,6 @@
 """Edit a series: a directory with a commit per patch, whose commits become the patch files again.
 
-The git configuration of the directory records what it was created from: recipe, pin, and the patches of the series.
+A file in its ``.git`` records what it was created from: recipe, pin, and the patches of the series.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
+from sm120kit.core.outside import read_found
+from sm120kit.core.record_files import record_json
 from sm120kit.core.seal import is_sealed, seal
 from sm120kit.patches._apply import REFS
 from sm120kit.patches._export import export, write_back
@@ -37,8 +39,8 @@ _RECORDED = "refs/sm120kit/recorded"
 SERIES = "refs/heads/series"
 """In a repository that :func:`edit` made: the branch with a commit per patch."""
 
-_SECTION = "sm120kit"
-"""Section of the git configuration with an :class:`EditRecord`."""
+_FILE = "sm120kit.json"
+"""The file below ``.git`` with an :class:`EditRecord` and, in the first line, its seal."""
 
 
 @dataclass(frozen=True)
@@ -70,44 +72,21 @@ class EditRecord:
         """The record of a recipe with these patches."""
         return cls(recipe, digest_of([pin, inside]), digest_of(list(patches.items())), patches, tuple(commits), dict(moved))
 
-    def section(self, key: bytes) -> str:
-        """The record as a section of git's configuration, sealed with a key."""
-        values = [("recipe", self.recipe), ("pin", self.pin), ("series", self.series)]
-        values += [("patch", f"{name} {sha256}") for name, sha256 in self.patches.items()]
-        values += [("commit", commit) for commit in self.commits]
-        values += [("moved", f"{project} {version}") for project, version in self.moved.items()]
-        values.append(("seal", seal(key, _SECTION, digest_of(self))))
-        return _config_section(values)
+    def write(self, git: Path, key: bytes) -> None:
+        """Write the record to the directory ``.git`` of a repository, sealed with a key."""
+        text = record_json(self)
+        write_atomic(git / _FILE, f"{seal(key, _FILE, text)}\n{text}".encode())
 
     @classmethod
-    def read(cls, repository: Repository, config: Path, key: bytes) -> EditRecord | None:
-        """Read the record in a configuration file, or None if there is none that was sealed with the key.
-
-        git, which works on ``repository``, parses the file; it includes no other file and applies no setting of it.
-        """
-        if config.is_symlink() or not config.is_file():
+    def read(cls, git: Path, key: bytes) -> EditRecord | None:
+        """The record in the directory ``.git`` of a repository, or None if there is none that was sealed with the key."""
+        file = git / _FILE
+        if file.is_symlink() or not file.is_file():
             return None
-        names = rf"^{_SECTION}\.(recipe|pin|series|patch|commit|moved|seal)$"
-        listed = repository.git("config", "--file", config, "--no-includes", "-z", "--get-regexp", names, check=False)
-        values: dict[str, list[str]] = {}
-        for entry in listed.raw.decode(errors="replace").split("\0"):
-            name, _, value = entry.partition("\n")
-            values.setdefault(name.removeprefix(f"{_SECTION}."), []).append(value)
-        single = [values.get(name, []) for name in ("recipe", "pin", "series", "seal")]
-        if any(len(value) != 1 for value in single):
-            return None
-        patches, moved = (
-            {name: rest for name, _, rest in (value.partition(" ") for value in values.get(key, []))}
-            for key in ("patch", "moved")
-        )
-        recipe, pin, series, found = (value[0] for value in single)
-        record = cls(recipe, pin, series, patches, tuple(values.get("commit", [])), moved)
-        return record if is_sealed(key, _SECTION, digest_of(record), found) else None
+        from pydantic import TypeAdapter  # imported here: it takes long, and few commands read a record
 
-
-def _config_section(values: Sequence[tuple[str, str]]) -> str:
-    escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
-    return "".join([f"[{_SECTION}]\n", *(f'\t{key} = "{value.translate(escaped)}"\n' for key, value in values)])
+        found, _, text = read_found(file).decode(errors="replace").partition("\n")
+        return TypeAdapter(cls).validate_json(text) if is_sealed(key, _FILE, text, found) else None
 
 
 def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:
@@ -132,12 +111,7 @@ def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:
     patches = {f"{patch.project}/{patch.slug}": patch.sha256 for patch in tree.patches}
     commits = [patch.commit for patch in tree.patches]
     record = EditRecord.of(recipe, tree.checkout.pin, tree.inside, patches, commits)
-    write_section(directory / ".git/config", record.section(key))
-
-
-def write_section(config: Path, section: str) -> None:
-    """Add a section to the configuration of a repository."""
-    write_atomic(config, config.read_bytes() + section.encode())
+    record.write(directory / ".git", key)
 
 
 def names_in_commits(repository: Repository, base: str, tip: str) -> list[str]:
@@ -174,7 +148,7 @@ def export_edits(directory: Path, source: EditedSource, root: Path, key: bytes, 
     with tempfile.TemporaryDirectory(prefix="sm120kit-series-") as scratch:
         # The configuration of the edited repository may name programs to run, so git works on a copy.
         repository = Repository.init(Path(scratch) / "repository")
-        record = EditRecord.read(repository, edited / "config", key)
+        record = EditRecord.read(edited, key)
         result = repository.fetch(edited, f"{BASE}:{BASE}", f"HEAD:{SERIES}", check=False) if record else None
         if record is None or result is None or result.returncode != 0:
             reason = f": {result.stderr.strip().splitlines()[0]}" if result and result.stderr.strip() else ""
@@ -229,12 +203,7 @@ def export_edits(directory: Path, source: EditedSource, root: Path, key: bytes, 
             reporting.info(f"kept, although {directory} lacks it: {change}")
         if changed or record.moved:
             after = EditRecord.of(recipe, pin, inside, _applied(pin, inside, load_for_tree(pin, inside, root)), commits)
-            after = replace(after, series="") if merge else after
-            config = Path(scratch) / "config"
-            config.write_bytes((edited / "config").read_bytes())
-            repository.git("config", "--file", config, "--remove-section", _SECTION)
-            write_section(config, after.section(key))
-            write_atomic(edited / "config", config.read_bytes())
+            (replace(after, series="") if merge else after).write(edited, key)
         return changed
 
 

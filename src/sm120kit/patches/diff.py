@@ -88,17 +88,14 @@ class MalformedDiff(Exception):
         self.line = line
 
 
-def scan(diff: bytes, file: Path, first: int, problems: list[Problem], *, full_index: bool = True) -> Diff:
-    """Parse a diff whose first line is line ``first`` of ``file``; problems are added to ``problems``.
-
-    Without ``full_index``, blob ids may be abbreviated or missing, as in a diff that was not made for a series.
-    """
+def scan(diff: bytes, file: Path, first: int, problems: list[Problem]) -> Diff:
+    """Parse a diff whose first line is line ``first`` of ``file``; problems are added to ``problems``."""
     lines = diff.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
     elif diff:
         problems.append(Problem(file, first + len(lines) - 1, "the last line is cut off"))
-    reader = _Reader(lines, first, file, problems, full_index)
+    reader = _Reader(lines, first, file, problems)
     try:
         while reader.at < len(lines) and reader.peek() != b"-- ":
             reader.file_section()
@@ -109,8 +106,8 @@ def scan(diff: bytes, file: Path, first: int, problems: list[Problem], *, full_i
 
 
 class _Reader:
-    def __init__(self, lines: list[bytes], first: int, file: Path, problems: list[Problem], full_index: bool) -> None:
-        self.lines, self.first, self.file, self.problems, self.full_index = lines, first, file, problems, full_index
+    def __init__(self, lines: list[bytes], first: int, file: Path, problems: list[Problem]) -> None:
+        self.lines, self.first, self.file, self.problems = lines, first, file, problems
         self.at = 0
         self.end = 0
         """The line after the last section."""
@@ -159,7 +156,7 @@ class _Reader:
                 self.check_mode(path, mode[2])
             elif index:
                 changes.append(FileChange(path, index[1].decode(), index[2].decode(), self.first + self.at))
-                if self.full_index and (len(index[1]) != 40 or len(index[2]) != 40):
+                if len(index[1]) != 40 or len(index[2]) != 40:
                     self.report("abbreviated blob ids: export with --full-index")
                 self.check_mode(path, index[3] or b"100644")
             elif line.startswith((b"Binary files ", b"GIT binary patch")):
@@ -180,7 +177,7 @@ class _Reader:
             self.problems.append(Problem(self.file, change.line, text))
 
         if not change.old:
-            if self.full_index and (hunks or modes != ["old", "new"]):
+            if hunks or modes != ["old", "new"]:
                 report(f"no index line for {change.path}: export with --full-index")
             return
         if len(change.old) != 40 or len(change.new) != 40:
@@ -243,7 +240,10 @@ class _Reader:
             # unidiff counts the lines that it is passed from 1; the two names precede the hunks
             if not parsed or parsed[0].diff_line_no != self.at - begin + 4:
                 break
-            old, new = self.sides(parsed)
+            try:
+                old, new = sides(parsed)
+            except ValueError as error:
+                raise self.malformed(str(error)) from None
             header = self.peek().decode(errors="replace").rstrip("\r")
             self.check_hunk(path, number, parsed, moved)
             if old == new:
@@ -273,26 +273,6 @@ class _Reader:
             yield line.decode("latin-1") + "\n"
             self.at += 1
 
-    def sides(self, parsed: ParsedHunk) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """The lines of a hunk before and after the change."""
-        old: list[bytes] = []
-        new: list[bytes] = []
-        last: list[list[bytes]] = []
-        for number, line in enumerate(parsed, 1):
-            if line.line_type == "\\":
-                if not last:
-                    raise self.malformed(f"{_NO_NEWLINE.decode()!r} follows no line of the file", self.at + number)
-                for side in last:
-                    side[-1] = side[-1].removesuffix(b"\n")
-                last = []
-                continue
-            last = {" ": [old, new], "-": [old], "+": [new]}[line.line_type]
-            for side in last:
-                if side and not side[-1].endswith(b"\n"):
-                    raise self.malformed("a line follows the end of the file", self.at + number)
-                side.append(line.value.encode("latin-1"))
-        return tuple(old), tuple(new)
-
     def check_hunk(self, path: str, number: int, parsed: ParsedHunk, moved: int) -> None:
         """Require hunks in the order of their lines; git gives an empty side the line before it."""
         first_old = parsed.source_start + (parsed.source_length == 0)
@@ -308,6 +288,31 @@ class _Reader:
         for number, line in enumerate(self.lines[self.at + 1 :], 1):
             if line and number > 1:
                 raise self.malformed(f"text follows the diff: {line[:80].decode(errors='replace')!r}", self.at + number)
+
+
+def sides(parsed: ParsedHunk) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """The lines of a hunk before and after the change.
+
+    Raises:
+        ValueError: it has lines after the end of the file.
+    """
+    old: list[bytes] = []
+    new: list[bytes] = []
+    last: list[list[bytes]] = []
+    for line in parsed:
+        if line.line_type == "\\":
+            if not last:
+                raise ValueError(f"{_NO_NEWLINE.decode()!r} follows no line of the file")
+            for side in last:
+                side[-1] = side[-1].removesuffix(b"\n")
+            last = []
+            continue
+        last = {" ": [old, new], "-": [old], "+": [new]}[line.line_type]
+        for side in last:
+            if side and not side[-1].endswith(b"\n"):
+                raise ValueError("a line follows the end of the file")
+            side.append(line.value.encode("latin-1"))
+    return tuple(old), tuple(new)
 
 
 def blob_id(content: bytes) -> str:

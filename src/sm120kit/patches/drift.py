@@ -16,11 +16,10 @@ from packaging.version import Version
 
 from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.process import Completed
-from sm120kit.patches._conflicts import describe, explain
-from sm120kit.patches._locate import ambiguities
-from sm120kit.patches.diff import FILE_MODES, Hunk, blob_id
+from sm120kit.patches._locate import Fit, line_of, places
+from sm120kit.patches.diff import FILE_MODES, FileChange, blob_id
 from sm120kit.patches.format import Patch
-from sm120kit.patches.patch_records import HunkConflict, PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
+from sm120kit.patches.patch_records import PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import load_for_tree
 from sm120kit.sources.git import GitIndex, Repository
 from sm120kit.sources.source_records import Checkout, VendoredProject
@@ -31,7 +30,8 @@ MAX_PLACES = 20
 VERSION_H = "include/cutlass/version.h"
 """The file with CUTLASS's version."""
 
-_OFFSET = re.compile(r"Hunk #(\d+) succeeded at \d+ \(offset (-?\d+) lines?\)\.")
+_ERROR = re.compile(r"^error: (?!patch failed: )(.*)(?<!patch does not apply)$", re.MULTILINE)
+"""What git reports of files, apart from hunks that do not fit."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,6 @@ class Step:
     patch: Patch
     status: PatchStatus
     tree: str
-
-
-@dataclass(frozen=True)
-class DiffFit:
-    """How the diff of a patch fits files: it applies, is already upstream, or conflicts.
-
-    ``lines`` describe offsets or conflicts; ``conflicts`` are the paths of files with a conflict, relative to the project.
-    """
-
-    state: PatchState
-    lines: tuple[str, ...] = ()
-    conflicts: frozenset[str] = frozenset()
 
 
 def status(checkout: Checkout, inside: tuple[VendoredProject, ...], root: Path) -> tuple[PatchStatus, ...]:
@@ -89,11 +77,11 @@ def steps(checkout: Checkout, inside: tuple[VendoredProject, ...], patches: Sequ
     with repository.index(tree) as index:
         for patch in patches:
             project = by_name[patch.project]
-            state, detail, conflicts = _try_patch(index, patch, project)
+            state, detail = _try_patch(index, patch, project)
             if state is PatchState.APPLIES:
                 before, tree = tree, index.write_tree()
                 _require_own_files(repository, (before, tree), patch, project, projects)
-            yield Step(patch, PatchStatus(project.project, patch.slug, project.version, state, detail, conflicts), tree)
+            yield Step(patch, PatchStatus(project.project, patch.slug, project.version, state, detail), tree)
 
 
 def complete_steps(tried: Iterable[Step]) -> Iterator[Step]:
@@ -117,167 +105,88 @@ def complete_steps(tried: Iterable[Step]) -> Iterator[Step]:
         yield step
 
 
-def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[PatchState, str, tuple[HunkConflict, ...]]:
-    """Apply a patch to an index if it applies; its state, the detail of it, and conflicts."""
-    if not patch.is_for(project.version):
-        return PatchState.NOT_FOR_THIS_VERSION, _not_for(patch), ()
-    fit = fit_patch(index, patch, project)
-    if fit.state is PatchState.APPLIES:
-        apply_fitting(index, patch, project)
-        return fit.state, "; ".join(fit.lines), ()
-    conflicts = list(explain(index, patch, project, fit.conflicts))
-    lines = [*_explained(fit.lines, conflicts, patch, project), *_made_for(index, patch, project, fit.conflicts)]
-    return fit.state, "\n".join(lines), tuple(conflicts)
-
-
-def _explained(lines: Sequence[str], conflicts: Sequence[HunkConflict], patch: Patch, project: TreeProject) -> Iterator[str]:
-    """The lines of a fit, where git names one hunk of a file, with every hunk that does not fit and why."""
-    explained = {conflict.path for conflict in conflicts}
-    yield from (line for line in lines if not any(line.startswith(f"  {path}:") for path in explained))
-    hunks = {(hunk.path, hunk.number): hunk for hunk in patch.hunks}
-    for conflict in conflicts:
-        hunk = hunks[conflict.path, conflict.hunk]
-        yield f"  {hunk.path}:{hunk.start}: {_hunk_name(hunk, patch)} does not fit"
-        yield from describe(conflict, project.project, project.version)
-
-
-def fit_patch(index: GitIndex, patch: Patch, project: TreeProject) -> DiffFit:
-    """Compare the diff of a patch with the files in an index, whatever versions the patch is for. The index stays as it is."""
-    check = git_apply(index, patch, project, "--check")
-    offsets = _offsets(check.stderr, project)
-    # A patch that only adds lines may apply a second time at another line, so a hunk with an offset may be upstream already.
-    undo = ("--check", "--reverse")
-    if (check.returncode != 0 or offsets) and git_apply(index, patch, project, *undo).returncode == 0:
-        return DiffFit(PatchState.ALREADY_UPSTREAM, (f"Drop-When: {patch.trailer('Drop-When')}",))
-    if check.returncode != 0:
-        lines, paths = _conflicts(check.stderr, patch, project)
-        return DiffFit(PatchState.CONFLICTS, tuple(lines), paths)
-    if ambiguous := tuple(_ambiguous(index, patch, project, _searched(index, patch, project, offsets))):
-        return DiffFit(PatchState.CONFLICTS, ambiguous)
-    return DiffFit(PatchState.APPLIES, tuple(_describe(offsets)))
-
-
-def apply_fitting(index: GitIndex, patch: Patch, project: TreeProject) -> None:
-    """Apply a patch to an index that it fits.
+def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[PatchState, str]:
+    """Apply a patch to an index if it applies; its state, and the detail of it.
 
     Raises:
         BadInput: git rejects it.
     """
+    if not patch.is_for(project.version):
+        return PatchState.NOT_FOR_THIS_VERSION, _not_for(patch)
+    placed = [_place(index, patch, file, project) for file in patch.files]
+    check = git_apply(index, patch, project, "--check")
+    moved = any(starts != [line_of(hunk)] for file in placed for hunk, starts in file.hunks)
+    # A patch that only adds lines may apply a second time at another line, so a hunk with an offset may be upstream already.
+    undo = ("--check", "--reverse")
+    if (check.returncode != 0 or moved) and git_apply(index, patch, project, *undo).returncode == 0:
+        return PatchState.ALREADY_UPSTREAM, f"Drop-When: {patch.trailer('Drop-When')}"
+    problems = [line for file in placed for line in _problems(file, patch, project)]
+    if check.returncode != 0:
+        problems += [f"  {error}" for error in _ERROR.findall(check.stderr)] or ([] if problems else [check.stderr.strip()])
+    if problems:
+        return PatchState.CONFLICTS, "\n".join(problems)
     result = git_apply(index, patch, project)
     if result.returncode != 0:
         raise BadInput(f"{patch.name}: git rejects it\n{result.stderr.strip()}")
+    return PatchState.APPLIES, "; ".join(line for file in placed for line in _offsets(file))
 
 
 def git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str) -> Completed:
     """Run ``git apply`` of a patch in an index, with the paths of the patch below the directory of its project."""
     directory = [f"--directory={project.prefix}"] if project.prefix else []
-    arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", "-p1", *directory, *options, "-"]
+    arguments = ["apply", "--cached", "--whitespace=nowarn", "-p1", *directory, *options, "-"]
     return index.git(*arguments, stdin=patch.diff, check=False)
 
 
-def _offsets(output: str, project: TreeProject) -> dict[str, dict[int, int]]:
-    """By path and number, the hunks that apply at another line than the patch gives: by how many lines, from ``git apply``."""
-    offsets: dict[str, dict[int, int]] = {}
-    path = ""
-    for line in output.splitlines():
-        match = _OFFSET.match(line)
-        if line.startswith("Checking patch "):
-            path = line.removeprefix("Checking patch ").removesuffix("...").removeprefix(project.prefix)
-        elif match:
-            offsets.setdefault(path, {})[int(match[1])] = int(match[2])
-    return offsets
+@dataclass(frozen=True)
+class _PlacedFile:
+    """A file that a patch changes, the blob id that it has in a tree, and where each hunk fits there."""
+
+    change: FileChange
+    blob: str
+    hunks: tuple[Fit, ...]
 
 
-def _describe(offsets: dict[str, dict[int, int]]) -> Iterator[str]:
-    """A line per file and offset."""
-    for path, by_number in offsets.items():
-        hunks_at: dict[int, list[str]] = {}
-        for number, offset in by_number.items():
-            hunks_at.setdefault(offset, []).append(str(number))
-        for offset, hunks in hunks_at.items():
-            plural = len(hunks) > 1
-            yield (
-                f"{path}: {'hunks' if plural else 'hunk'} {', '.join(hunks)} {'lie' if plural else 'lies'}"
-                f" {abs(offset)} lines further {'down' if offset > 0 else 'up'}"
+def _place(index: GitIndex, patch: Patch, change: FileChange, project: TreeProject) -> _PlacedFile:
+    read = index.git("cat-file", "blob", f":0:{project.prefix}{change.path}", check=False)
+    hunks = [hunk for hunk in patch.hunks if hunk.path == change.path]
+    if read.returncode != 0 or not change.old.strip("0"):
+        return _PlacedFile(change, "", ())  # git compares the two sides of a file that is created
+    blob = blob_id(read.raw)
+    return _PlacedFile(change, blob, tuple(places(hunks, read.raw, blob == change.old)))
+
+
+def _problems(file: _PlacedFile, patch: Patch, project: TreeProject) -> Iterator[str]:
+    """A line for each hunk that fits at no line or at several, and for the version of the file."""
+    unfit = [(hunk, starts) for hunk, starts in file.hunks if len(starts) != 1]
+    for hunk, starts in unfit:
+        name = f"  {hunk.path}:{hunk.start}: hunk {hunk.number} {hunk.header} (line {hunk.line} of {patch.slug}.patch)"
+        lines = ", ".join(map(str, starts[:MAX_PLACES])) + (", ..." if len(starts) > MAX_PLACES else "")
+        yield (
+            f"{name} does not fit"
+            if not starts
+            else (
+                f"{name} is ambiguous: it fits at lines {lines}. Make its diff for this version in a directory of"
+                " `sm120kit patch edit`"
             )
+        )
+    if unfit:
+        own = file.blob == file.change.old
+        found = ", which is that of the tree: its hunks or its index line are corrupt"
+        other = f"; {project.project} {project.version} has blob {file.blob[:12]}"
+        made_for = f"  {file.change.path}: the patch was made for the version with blob {file.change.old[:12]}"
+        yield f"{made_for}{found if own else other}"
 
 
-def _searched(
-    index: GitIndex, patch: Patch, project: TreeProject, offsets: dict[str, dict[int, int]]
-) -> dict[str, dict[int, int]]:
-    """The hunks whose line number does not decide where they belong, as in :func:`_offsets`.
-
-    Those are hunks that git applies at another line, and all in a file of which the ``index`` line names another version: lines
-    may lie above them that the patch was not made for.
-    """
-    searched = {path: dict(by_number) for path, by_number in offsets.items()}
-    for file in patch.files:
-        hunks = [hunk.number for hunk in patch.hunks if hunk.path == file.path]
-        if not hunks or not file.old.strip("0"):
-            continue
-        content = index.git("cat-file", "blob", f":0:{project.prefix}{file.path}").raw
-        if not blob_id(content).startswith(file.old):
-            searched[file.path] = dict.fromkeys(hunks, 0) | searched.get(file.path, {})
-    return searched
-
-
-def _ambiguous(index: GitIndex, patch: Patch, project: TreeProject, searched: dict[str, dict[int, int]]) -> Iterator[str]:
-    """A line per hunk that fits at several lines and whose own line does not decide."""
-    for path, by_number in searched.items():
-        content = index.git("cat-file", "blob", f":0:{project.prefix}{path}").raw
-        hunks = [hunk for hunk in patch.hunks if hunk.path == path]
-        for hunk, starts in ambiguities(hunks, by_number, content):
-            places = ", ".join(map(str, starts[:MAX_PLACES])) + (", ..." if len(starts) > MAX_PLACES else "")
-            applied = hunk.start + by_number[hunk.number]
-            reason = "does not fit there" if applied != hunk.start else "was made for another version of the file"
-            yield (
-                f"  {path}:{hunk.start}: {_hunk_name(hunk, patch)} {reason} and is ambiguous: git would apply it"
-                f" at line {applied}; it fits at {f'lines {places}' if starts else 'no line in the order of the hunks'}."
-                " Make its diff for this version in a directory of `sm120kit patch edit`"
-            )
-
-
-def _conflicts(output: str, patch: Patch, project: TreeProject) -> tuple[list[str], frozenset[str]]:
-    """Conflicts of a patch from the output of ``git apply``: a line per file with its path, line and hunk, and the paths."""
-    conflicts, paths = [], set()
-    for line in output.splitlines():
-        if not line.startswith("error: ") or line.endswith(("patch does not apply", "while searching for:")):
-            continue
-        text = line.removeprefix("error: ").removeprefix("patch failed: ").removeprefix(project.prefix)
-        path, _, reason = text.partition(":")
-        paths.add(path)
-        hunks = [hunk for hunk in patch.hunks if hunk.path == path]
-        if reason.isdigit():
-            hunk = next((hunk for hunk in hunks if hunk.start == int(reason)), None)
-            conflicts.append(f"  {path}:{reason}: {_hunk_name(hunk, patch) if hunk else 'a hunk'} does not fit")
-        elif hunks and reason == " does not exist in index":
-            conflicts.append(f"  {path}:{hunks[0].start}: {_hunk_name(hunks[0], patch)}: there is no such file")
-        elif hunks and reason == " already exists in index":
-            conflicts.append(f"  {path}:1: {_hunk_name(hunks[0], patch)}: the file exists already, with other content")
-        else:
-            conflicts.append(f"  {text}")
-    return conflicts, frozenset(paths)
-
-
-def _made_for(index: GitIndex, patch: Patch, project: TreeProject, paths: frozenset[str]) -> list[str]:
-    """The versions of the conflicting files: per file, the blob that its diff was made from and the tree's."""
-    lines = []
-    for file in patch.files:
-        if file.path in paths and file.old.strip("0"):
-            entry = index.git("ls-files", "--stage", "-z", "--", f":(literal){project.prefix}{file.path}").stdout
-            blob = entry.split()[1] if entry else ""
-            made_for = f"  {file.path}: the patch was made for the version with blob {file.old[:12]}"
-            if blob == file.old:
-                lines.append(f"{made_for}, which is that of the tree: its hunks or its index line are corrupt")
-            else:
-                lines.append(
-                    f"{made_for}; {project.project} {project.version} has {f'blob {blob[:12]}' if blob else 'no such file'}"
-                )
-    return lines
-
-
-def _hunk_name(hunk: Hunk, patch: Patch) -> str:
-    return f"hunk {hunk.number} {hunk.header} (line {hunk.line} of {patch.slug}.patch)"
+def _offsets(file: _PlacedFile) -> Iterator[str]:
+    """A line for each offset of hunks that fit at another line than theirs."""
+    hunks_at: dict[int, list[str]] = {}
+    for hunk, (start,) in file.hunks:
+        hunks_at.setdefault(start - line_of(hunk), []).append(str(hunk.number))
+    for offset, hunks in hunks_at.items():
+        if offset:
+            which = f"hunks {', '.join(hunks)} lie" if len(hunks) > 1 else f"hunk {hunks[0]} lies"
+            yield f"{file.change.path}: {which} {abs(offset)} lines further {'down' if offset > 0 else 'up'}"
 
 
 def _require_projects(repository: Repository, tree: str, projects: list[TreeProject]) -> None:

@@ -12,20 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from packaging.specifiers import SpecifierSet
-
 from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import write_together
 from sm120kit.core.data_roots import built_in_below
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.patches._export import diff, parse_own, problems_after, slug_of
-from sm120kit.patches._locate import fitting_lines, has_context, merged, split_lines
+from sm120kit.patches._locate import changed, fit_with_fuzz, places
 from sm120kit.patches._message import SUBJECT, complete, to_fill_in, with_defaults
-from sm120kit.patches.diff import Hunk, Problem, blob_id, path_problem, scan
-from sm120kit.patches.drift import steps
+from sm120kit.patches.diff import FILE_MODES, Hunk, Problem, blob_id, path_problem, sides
+from sm120kit.patches.drift import MAX_PLACES
 from sm120kit.patches.format import Patch, normal_form, render
 from sm120kit.patches.mails import ForeignPatch
-from sm120kit.patches.patch_records import PatchedTree, PatchState, TreeProject, owner_of, projects_in_tree
+from sm120kit.patches.patch_records import PatchedTree, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import built_in, require_no_problems, series_content, slug_lines, slug_problem
 from sm120kit.sources.git import GitIndex, Repository
 from sm120kit.sources.wheel_commits import BESIDE
@@ -38,8 +36,9 @@ _OPTIONS = "--project names the project, --strip N and --directory DIR change th
 _CHANGED = re.compile(rb"^--- (?!/dev/null)", re.MULTILINE)
 _BLOBS = re.compile(rb"^index [0-9a-f]{7,40}\.\.", re.MULTILINE)
 _WITHOUT_CONTEXT = re.compile(rb"^@@ -[1-9]\d*,0 \+", re.MULTILINE)
-_INDEX = re.compile(r"index ([0-9a-f]{7,40})\.\.")
-_MODE = re.compile(r"(?:new file|deleted file|old|new) mode ")
+_INDEX = re.compile(r"^index ([0-9a-f]{7,40})\.\.", re.MULTILINE)
+_MODE = re.compile(r"^(new file|new) mode (100644|100755)$", re.MULTILINE)
+_COPIED = re.compile(r"^copy from ", re.MULTILINE)
 _CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
 _NAMED = re.compile(rb"^(?:---|\+\+\+) ([^\t\n]+)", re.MULTILINE)
 EXISTS = " exists already"
@@ -168,149 +167,86 @@ def applied_tree(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Pl
     Raises:
         PatchConflict: it does not apply, or changes nothing.
     """
-    own, project = foreign.message, place.project.project
     with Repository(tree.checkout.repository).index(above) as index:
-        plain, exact = _applied(index, foreign, place)
-    after = plain
-    if not exact:
-        normal = Patch(project, "diff", own.author, own.date, SUBJECT, "", (), SpecifierSet(), b"", (), b"")
-        after = _placed_by_hunks(foreign, tree, above, place, normal)
-        if plain not in ("", after):
-            raise PatchConflict(f"{foreign.file} has hunks that are not at their lines, beside renames or modes", _BY_HAND)
+        after = _applied_by_git(index, foreign, place) or _placed_by_hunks(foreign, tree, above, place)
     if after == above:
         raise PatchConflict(f"{foreign.file} changes nothing in the source", "choose another --recipe")
     return after
 
 
-def _applied(index: GitIndex, foreign: ForeignPatch, place: Place) -> tuple[str, bool]:
-    """The tree with a diff, empty if git does not apply it; and whether its lines or blob ids decide where its hunks are."""
+def _applied_by_git(index: GitIndex, foreign: ForeignPatch, place: Place) -> str:
+    """The tree with a diff; empty where neither its lines nor its blob ids decide where its hunks are."""
     before = index.write_tree()
     arguments = ["apply", "--cached", "--verbose", "--whitespace=nowarn", *place.arguments]
     result = index.git(*arguments, "-", stdin=foreign.diff, check=False)
-    plain = index.write_tree() if result.returncode == 0 else ""
-    if plain and " (offset " not in result.stderr:
-        return plain, True
+    if result.returncode == 0 and " (offset " not in result.stderr:
+        return index.write_tree()
     if not _BLOBS.search(foreign.diff):
-        return plain, False
+        return ""
     index.git("read-tree", before)
     merged = index.git(*arguments, "--3way", "--unidiff-zero", "-", stdin=foreign.diff, check=False)
-    if merged.returncode != 0 or "Falling back to direct application" in merged.stderr:
-        return plain, False
-    return index.write_tree(), True
+    decided = merged.returncode == 0 and "Falling back to direct application" not in merged.stderr
+    return index.write_tree() if decided else ""
 
 
-@dataclass(frozen=True)
-class _Section:
-    """The diff of a file in the form of patch files; ``path`` is relative to the project, ``blob`` begins the old blob id."""
-
-    path: str
-    blob: str
-    text: bytes
-
-
-def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Place, patch: Patch) -> str:
+def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Place) -> str:
     """The tree with a diff whose hunks fit exactly one place each, though not at their lines or with all of their context.
 
     Raises:
-        PatchConflict: a hunk fits no place or several, or the tree contains the diff.
+        PatchConflict: a hunk fits no place or several, a file changes in another way, or the tree contains the diff.
     """
-    where = f"{patch.project} {place.project.version} with its series"
-    hint = f"choose another --recipe, or {_BY_HAND}"
-
-    def read(sections: Sequence[_Section]) -> Patch:
-        change, problems = b"".join(section.text for section in sections), list[Problem]()
-        scanned = scan(change, foreign.file, 1, problems, full_index=False)
-        if problems:
-            raise PatchConflict(f"{foreign.file} does not apply to {where}: {problems[0].text}", hint)
-        return replace(patch, diff=change, hunks=scanned.hunks, files=scanned.files)
-
-    sections = _sections(foreign, place)
-    above, done = _merged_files(foreign, tree, above, place, (sections, read(sections).hunks))
-    rest = [section for section in sections if section.path not in done]
-    if not rest:
-        return above
-    (step,) = steps(tree.checkout, tree.inside, [read(rest)], above)
-    if step.status.state is PatchState.CONFLICTS:
-        raise PatchConflict(f"{foreign.file} does not apply to {where}:\n{step.status.detail}", hint)
-    if step.status.state is PatchState.ALREADY_UPSTREAM:
-        raise PatchConflict(f"{where} contains {foreign.file} already", "choose another --recipe")
-    return step.tree
-
-
-def _merged_files(
-    foreign: ForeignPatch, tree: PatchedTree, above: str, place: Place, change: tuple[Sequence[_Section], Sequence[Hunk]]
-) -> tuple[str, set[str]]:
-    """The tree ``above`` with the files whose hunks git does not apply, but which have one place each; and the files' paths.
-
-    Raises:
-        PatchConflict: where a hunk without context belongs is not known.
-    """
-    repository, done = Repository(tree.checkout.repository), set[str]()
-    existing = set(repository.paths(above))
-    with repository.index(above) as index:
-        for section in change[0]:
-            path = place.project.prefix + section.path
-            hunks = [hunk for hunk in change[1] if hunk.path == section.path]
-            if path not in existing or not hunks or b"\nnew mode " in section.text:
-                continue
-            content = repository.read(above, path)
-            without = [hunk for hunk in hunks if not has_context(hunk)]
-            if not without and all(fitting_lines(hunk, split_lines(content)) for hunk in hunks):
-                continue
-            same = bool(section.blob) and blob_id(content).startswith(section.blob)
-            if result := merged(hunks, content, same):
-                index.replace(path, result[0])
-                done.add(section.path)
-                _report_fuzz(section.path, result[1])
-            elif without:
-                raise PatchConflict(
-                    f"{foreign.file}: hunk {without[0].number} of {section.path} has no context and fits several lines",
-                    "make it with context: git diff -U3, or diff -u",
-                )
-        return index.write_tree(), done
-
-
-def _report_fuzz(path: str, fuzz: Mapping[int, int]) -> None:
-    for number, lines in fuzz.items():
-        reporting.info(f"{path}: hunk {number} applies without {lines} lines of its context, which differ: review the result")
-
-
-def _sections(foreign: ForeignPatch, place: Place) -> list[_Section]:
     from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
     from unidiff.patch import PatchSet
 
-    try:
-        files = PatchSet(line + "\n" for line in foreign.diff.decode("latin-1").removesuffix("\n").split("\n"))
-    except UnidiffParseError as error:
-        raise PatchConflict(f"{foreign.file}: {error}", _BY_HAND) from error
-    return [section for each in files if len(each) and (section := _section(each, place))]
+    where = f"{place.project.project} {place.project.version} with its series"
+    with Repository(tree.checkout.repository).index(above) as index:
+        undo = ("apply", "--cached", "--check", "--reverse", *place.arguments, "-")
+        if index.git(*undo, stdin=foreign.diff, check=False).returncode == 0:
+            raise PatchConflict(f"{where} contains {foreign.file} already", "choose another --recipe")
+        try:
+            files = PatchSet(line + "\n" for line in foreign.diff.decode("latin-1").removesuffix("\n").split("\n"))
+            problems = [line for file in files for line in _change(index, file, place)]
+        except (UnidiffParseError, ValueError) as error:
+            raise PatchConflict(f"{foreign.file}: {error}", _BY_HAND) from error
+        if problems:
+            message = "\n  ".join([f"{foreign.file} does not apply to {where}:", *problems])
+            raise PatchConflict(message, f"choose another --recipe, or {_BY_HAND}")
+        return index.write_tree()
 
 
-def _section(file: PatchedFile, place: Place) -> _Section | None:
+def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
+    """Change a file in an index, or yield why that cannot be done."""
     named = file.source_file if file.target_file == "/dev/null" else file.target_file
     path = "/".join(named.split("/")[place.strip :])
     if path in place.left_out:
-        return None
-    path = (place.directory + path).removeprefix(place.project.prefix)
-    header = [str(line) for line in file.patch_info or ()]
-    blob = next((match[1] for line in header if (match := _INDEX.match(line))), "")
-    added = file.is_added_file and not blob.strip("0")
-    old, new = ("/dev/null" if added else f"a/{path}"), ("/dev/null" if file.is_removed_file else f"b/{path}")
-    kind = "new file" if added else "deleted file" if file.is_removed_file else ""
-    modes = "".join(line for line in header if _MODE.match(line)) or (f"{kind} mode 100644\n" if kind else "")
-    tab = "\t" * (" " in path)
-    text = f"diff --git a/{path} b/{path}\n{modes}--- {old}{tab}\n+++ {new}{tab}\n{''.join(_renumbered(file))}"
-    return _Section(path, blob, text.encode("latin-1"))
-
-
-def _renumbered(file: PatchedFile) -> Iterator[str]:
-    """The hunks of a file with numbers of new lines that follow from those of old ones."""
-    moved = 0
-    for hunk in file:
-        first = hunk.source_start + (hunk.source_length == 0) + moved - (hunk.target_length == 0)
-        moved += hunk.target_length - hunk.source_length
-        yield f"@@ -{hunk.source_start},{hunk.source_length} +{first},{hunk.target_length} @@\n"
-        yield from map(str, hunk)
+        return
+    full, header = place.directory + path, "".join(map(str, file.patch_info or ()))
+    modes, before = dict(_MODE.findall(header)), index.read(full)
+    hunks = [Hunk(path, number, hunk.source_start, "", 0, *sides(hunk), 0, 0) for number, hunk in enumerate(file, 1)]
+    if not hunks or file.is_rename or _COPIED.search(header):
+        yield f"{path}: it changes without a hunk or is renamed, beside hunks that are not at their lines"
+    elif before is None and file.is_added_file:
+        index.add(full, b"".join(hunks[0].new), modes.get("new file", FILE_MODES[0]))
+    elif before is None:
+        yield f"{path}: there is no such file, or it is no plain file"
+    elif file.is_removed_file and before == b"".join(hunks[0].old):
+        index.remove(full)
+    else:
+        blob = _INDEX.search(header)
+        found = places(hunks, before, blob_id(before).startswith(blob[1]) if blob else None, fit_with_fuzz)
+        unfit = [(hunk, starts) for hunk, (_, starts) in zip(hunks, found, strict=True) if len(starts) != 1]
+        for hunk, starts in unfit:
+            lines = ", ".join(map(str, starts[:MAX_PLACES]))
+            yield f"{path}:{hunk.start}: hunk {hunk.number} fits {f'several lines: {lines}' if starts else 'no line'}"
+        if unfit:
+            return
+        if (after := changed(found, before)) is None:
+            yield f"{path}: a line follows the end of the file"
+            return
+        index.add(full, after, modes.get("new", index.mode(full)))
+        for hunk, (cut, _) in zip(hunks, found, strict=True):
+            if less := len(hunk.old) - len(cut.old):
+                reporting.info(f"{path}: hunk {hunk.number} applies without {less} lines of context, which differ: review it")
 
 
 def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[list[str], set[str]]:

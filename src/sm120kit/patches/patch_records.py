@@ -70,28 +70,14 @@ class PatchState(StrEnum):
 
 
 @dataclass(frozen=True)
-class HunkConflict:
-    """A hunk that does not fit a file.
-
-    ``place`` is the line of the file that is most like the hunk, or 0; ``excerpt`` shows the difference there.
-    """
-
-    path: str
-    hunk: int
-    place: int
-    excerpt: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class PatchStatus:
-    """The state of a patch on one pin; ``detail`` has file, line and hunk of a conflict, ``conflicts`` each hunk of it."""
+    """The state of a patch on one pin; ``detail`` has file, line and hunk of a conflict."""
 
     project: str
     slug: str
     version: str
     state: PatchState
     detail: str = ""
-    conflicts: tuple[HunkConflict, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Move a series to another version: ``git rebase`` of its patches in a directory like that of :func:`sm120kit.patches.edit`.
 
-Each patch is a commit of its own above the tree that it was made for, which git picks onto the new version. At a conflict git
-stops, and the developer goes on with git. The export of the directory writes the files, see :mod:`sm120kit.patches._moved`.
+Each patch is a commit above the version that it was made for, which git picks onto the new one. At a conflict git stops,
+and the developer goes on with git. The export of the directory writes the files, see :mod:`sm120kit.patches._moved`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, CommandFailed, PatchConflict, SystemRefused
 from sm120kit.core.temporary import publish_directory
 from sm120kit.patches._apply import REFS, base_commit, commit_patch
-from sm120kit.patches._edits import BASE, SERIES, EditRecord, names_in_commits, write_section
+from sm120kit.patches._edits import BASE, SERIES, EditRecord, names_in_commits
 from sm120kit.patches.drift import steps
 from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import PatchedTree, PatchState, TreeProject, projects_in_tree
@@ -95,7 +95,7 @@ def begin(move: SeriesMove, directory: Path) -> RebaseProgress:
         repository.make_worktree()
         versions = {project.project: project.version for project in move.old_projects}
         record = EditRecord.of(move.recipes[1], move.onto.checkout.pin, move.onto.inside, _present(move, series), (), versions)
-        write_section(new / ".git/config", record.section(move.key))
+        record.write(new / ".git", move.key)
     rest = dict.fromkeys(picks, "to be moved" if conflicts else "already upstream: nothing of it is left")
     return RebaseProgress(skipped | rest | done, conflicts)
 
@@ -138,7 +138,7 @@ def _fetched(repository: Repository, move: SeriesMove) -> str:
 
 
 def _picks(repository: Repository, move: SeriesMove, base: str, series: list[Patch]) -> dict[str, str]:
-    """The commit to pick for each patch, by name and in order: each has a parent of its own."""
+    """The commit to pick for each patch, by name and in order."""
     tree = repository.tree_of(base)
     place = Checkout(move.onto.checkout.pin, repository.path, base, tree)
     known = [patch for patch in series if patch.is_for(move.projects[patch.project].version)]
@@ -150,7 +150,7 @@ def _picks(repository: Repository, move: SeriesMove, base: str, series: list[Pat
             picks[patch.name] = commit_patch(repository, patch, step.tree, repository.commit_tree(tree, None, "base"))
             tree = step.tree
         elif patch.name in move.commits:
-            picks[patch.name] = _transplanted(repository, move, base, patch)
+            picks[patch.name] = move.commits[patch.name]
         elif step:
             version = move.projects[patch.project].version
             raise PatchConflict(
@@ -159,28 +159,6 @@ def _picks(repository: Repository, move: SeriesMove, base: str, series: list[Pat
                 f"recipe {move.recipes[0]} does not have it, so it cannot be merged: correct it first",
             )
     return picks
-
-
-def _transplanted(repository: Repository, move: SeriesMove, onto: str, patch: Patch) -> str:
-    """The commit of a patch above the old version of its project, with every other file from the commit ``onto``.
-
-    So a project may lie at another path there, and git follows renamed files.
-    """
-    old, new = next(p for p in move.old_projects if p.project == patch.project), move.projects[patch.project]
-    trees = []
-    for commit in (f"{move.commits[patch.name]}^", move.commits[patch.name]):
-        if new.path:
-            with repository.index(onto) as index:
-                index.graft(new.path, repository.subtree(commit, old.path) if old.path else repository.tree_of(commit))
-                trees.append(index.write_tree())
-            continue
-        with repository.index(commit) as index:
-            for project in (project for project in move.old_projects if project.path):
-                index.remove(project.path)
-            for project in (project for project in move.projects.values() if project.path):
-                index.graft(project.path, repository.subtree(onto, project.path))
-            trees.append(index.write_tree())
-    return commit_patch(repository, patch, trees[1], repository.commit_tree(trees[0], None, "base"))
 
 
 def _rebased(repository: Repository, directory: Path, picks: Mapping[str, str]) -> tuple[str, ...]:

@@ -140,12 +140,11 @@ class CommitSource(Strict):
     """A commit of an engine's repository, or of a fork: its Python files replace those of the locked wheel.
 
     ``git`` and ``commit`` are as in a :class:`GitSource`. Files that are compiled must be those of the release, of which the
-    repository has a tag; without one, ``sdist`` is the sha256 of the release's sdist.
+    repository has a tag.
     """
 
     git: Annotated[str, AfterValidator(_shareable)]
     commit: Commit
-    sdist: Sha256 | None = None
 
 
 class PatchedWheel(WheelSource):
@@ -604,7 +603,7 @@ class EngineRecipe(Strict):
             "leave_out": {"__all__": {"reason", "imports"}},
             "wrong_record": {"__all__": {"reason"}},
             "files": {"__all__": {"reason"}},
-            "source": {"git", "sdist"},  # names a host; the commit is enough
+            "source": {"git"},  # names a host; the commit is enough
             "from_source": {
                 "injected": {key: {"reason", "git"} | ({"commit"} - table.model_fields_set) for key, table in injected.items()},
                 "targets": {"__all__": {"gib", "seconds"}},
@@ -652,7 +651,7 @@ class EngineRecipe(Strict):
         if not isinstance(self.source, CommitSource):
             return self.pin or wheel
         own = wheel.project, wheel.distribution, wheel.version, wheel.sha256, wheel.filename
-        return WheelCommitPin(*own, self.source.git, self.source.commit, self.source.sdist or "")
+        return WheelCommitPin(*own, self.source.git, self.source.commit)
 
     @property
     def inside(self) -> tuple[VendoredProject, ...]:

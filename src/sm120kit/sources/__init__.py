@@ -91,7 +91,7 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
             else:
                 assert packed is not None
                 if isinstance(pin, WheelCommitPin):
-                    _import_wheel_commit(pin, packed, repository, workspace, origin)
+                    wheel_commits.import_wheel_commit(pin, packed, repository, BASE, origin.mirror)
                 elif isinstance(pin, WheelPin):
                     _archive.import_wheel(pin, packed, repository, BASE)
                 else:
@@ -100,15 +100,6 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
         checkout = _checkout(pin, target)
         assert checkout is not None, f"{target} has no base commit"
         return checkout
-
-
-def _import_wheel_commit(
-    pin: WheelCommitPin, packed: Path, repository: Repository, workspace: Workspace, origin: Origin
-) -> None:
-    def sdist(release: SdistPin) -> Path:
-        return _packed(release, checkout_name(release), workspace, origin)
-
-    wheel_commits.import_wheel_commit(pin, packed, repository, BASE, origin.mirror, sdist)
 
 
 def _packed(pin: SdistPin | WheelPin, key: str, workspace: Workspace, origin: Origin) -> Path:

@@ -245,14 +245,17 @@ class GitIndex:
         """Run git with this index; ``tied`` ends git when this process is killed, so that it does not continue to write."""
         return self.repository.git(*args, stdin=stdin, env={"GIT_INDEX_FILE": str(self.file)}, check=check, tied=tied)
 
-    def add(self, path: str, content: bytes) -> None:
-        """Put a file that is not executable at ``path``, in place of an existing entry."""
-        self.git("update-index", "--add", "--replace", "--cacheinfo", f"100644,{self.repository.write(content)},{path}")
+    def read(self, path: str) -> bytes | None:
+        """The content of the plain file at ``path``; None if there is none."""
+        return self.git("cat-file", "blob", f":0:{path}").raw if self.mode(path) in ("100644", "100755") else None
 
-    def replace(self, path: str, content: bytes) -> None:
-        """Change the content of the file at ``path``, which keeps its mode."""
-        mode = self.git("ls-files", "--stage", "-z", "--", f":(literal){path}").stdout.partition(" ")[0]
-        self.git("update-index", "--cacheinfo", f"{mode},{self.repository.write(content)},{path}")
+    def mode(self, path: str) -> str:
+        """The mode of the entry at ``path``; empty if there is none."""
+        return self.git("ls-files", "--stage", "-z", "--", f":(literal){path}").stdout.partition(" ")[0]
+
+    def add(self, path: str, content: bytes, mode: str = "100644") -> None:
+        """Put a file at ``path``, in place of an existing entry."""
+        self.git("update-index", "--add", "--replace", "--cacheinfo", f"{mode},{self.repository.write(content)},{path}")
 
     def graft(self, path: str, tree: str) -> None:
         """Put a tree at ``path``, in place of existing entries."""

@@ -44,14 +44,10 @@ class WheelPin:
 
 @dataclass(frozen=True)
 class WheelCommitPin(WheelPin):
-    """A wheel with the Python files of a commit of its project, or of a fork, at ``url``.
-
-    ``sdist`` is the sha256 of the release's sdist, for a repository without a tag of the release.
-    """
+    """A wheel with the Python files of a commit of its project, or of a fork, at ``url``."""
 
     url: str
     commit: str
-    sdist: str = ""
 
 
 # The type with the most fields first: records are read as the first type that fits.

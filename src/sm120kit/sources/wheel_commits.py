@@ -1,14 +1,14 @@
 """The Python files of a commit, of a project or a fork of it, on the binaries of a wheel of the nearest release.
 
 That is right only while everything that is compiled is equal. Which files changed since the release is read from the tree of
-the release: that of its tag in the same repository, or else its sdist. Git's ids of files are compared, not their contents.
+its tag in the same repository. Git's ids of files are compared, not their contents.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +18,7 @@ from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.core.urls import redacted
 from sm120kit.sources import _archive, _submodules
 from sm120kit.sources.git import Repository
-from sm120kit.sources.source_records import GitPin, SdistPin, WheelCommitPin
+from sm120kit.sources.source_records import GitPin, WheelCommitPin
 
 BESIDE = {"test", "tests", "doc", "docs", "benchmark", "benchmarks", "example", "examples", ".github", ".buildkite"}
 """Directories of a repository that distributions often lack, and that nothing of a distribution is compiled from."""
@@ -28,9 +28,6 @@ _NATIVE = re.compile(
     r"|CMakeLists\.txt|Makefile|meson\.build|setup\.(py|cfg)|pyproject\.toml|MANIFEST\.in|Cargo\.(toml|lock)|build\.rs)"
 )
 """Names of files that binaries are compiled from, and of those that describe how."""
-
-_GENERATED = {"setup.cfg"}
-"""Files that setuptools writes anew for an sdist."""
 
 _VERSION = re.compile(r"(.*/)?_*version_*\.py")
 """Files that a build may write into a wheel."""
@@ -60,30 +57,26 @@ _ABSENT = _Entry("", "", 0)
 class _Source:
     """A tree of the project, and its directory that has the package: empty for the root, ``python/`` for SGLang.
 
-    ``name`` is where it is from. An ``sdist`` has the files of a distribution, not those of the repository.
+    ``name`` is where it is from.
     """
 
     files: Mapping[str, _Entry]
     top: str
     name: str
-    sdist: bool = False
 
     def distributed(self) -> dict[str, _Entry]:
         """The files below the directory of the package, by their paths there."""
         return {path.removeprefix(self.top): entry for path, entry in self.files.items() if path.startswith(self.top)}
 
 
-def import_wheel_commit(
-    pin: WheelCommitPin, packed: Path, repository: Repository, ref: str, mirror: str | None, sdist: Callable[[SdistPin], Path]
-) -> None:
+def import_wheel_commit(pin: WheelCommitPin, packed: Path, repository: Repository, ref: str, mirror: str | None) -> None:
     """Commit the content of a wheel, and above it the Python files of a commit, as ``ref`` of an empty repository.
 
-    Symbolic links, submodules and files outside the package are left out. ``sdist`` fetches the release's, if the repository
-    has no tag of it.
+    Symbolic links, submodules and files outside the package are left out.
 
     Raises:
         Mismatch: files that are compiled are not those of the release, or the wheel is not of the release.
-        NotFound: the repository has no tag of the release, and the recipe names no sdist.
+        NotFound: the repository has no tag of the release.
         BadInput: the commit has no such package, or files that are too large or too many.
         FetchFailed, NotTrusted: see :func:`sm120kit.sources._submodules.fetch_commit`.
     """
@@ -91,7 +84,7 @@ def import_wheel_commit(
     wheel, below = _tree(repository, ref), repository.git("rev-parse", ref).stdout.strip()
     url = _submodules.fetch_commit(GitPin(pin.project, pin.url, pin.commit, pin.version), repository, mirror)
     commit = _source(pin, repository, pin.commit, f"{pin.commit} of {redacted(pin.url)}")
-    release = _release(pin, repository, url, sdist)
+    release = _release(pin, repository, url)
     _require_release(pin, release, wheel)
     _require_equal_binaries(pin, commit, release, wheel)
     changes = _changes(pin, commit.distributed(), release.distributed(), wheel)
@@ -123,32 +116,27 @@ def _tree(repository: Repository, commit: str) -> dict[str, _Entry]:
     return listed
 
 
-def _source(pin: WheelCommitPin, repository: Repository, commit: str, name: str, *, sdist: bool = False) -> _Source:
+def _source(pin: WheelCommitPin, repository: Repository, commit: str, name: str) -> _Source:
     files, package = _tree(repository, commit), f"{pin.project}/__init__.py"
     tops = [path.removesuffix(package) for path in files if f"/{path}".endswith(f"/{package}")]
     highest = [top for top in tops if top.count("/") == min(map(str.count, tops, "/" * len(tops)))]
     if len(highest) != 1:
         found = " and ".join(highest) or "none"
         raise BadInput(f"{name}: one directory with {package} is expected, not {found}", f"pin a commit of {pin.project}")
-    return _Source(files, highest[0], name, sdist)
+    return _Source(files, highest[0], name)
 
 
-def _release(pin: WheelCommitPin, repository: Repository, url: str, sdist: Callable[[SdistPin], Path]) -> _Source:
-    """The source of the wheel's release: that of its tag, or its sdist."""
+def _release(pin: WheelCommitPin, repository: Repository, url: str) -> _Source:
+    """The source of the wheel's release: that of its tag."""
     for tag in (f"v{pin.version}", pin.version):
         ref = f"refs/release/{tag}"
         fetched = repository.fetch(url, f"+refs/tags/{tag}:{ref}", options=("--depth=1",), check=False, network=True)
         if fetched.returncode == 0:
             return _source(pin, repository, ref, f"tag {tag}")
-    if not pin.sdist:
-        raise NotFound(
-            f"{redacted(pin.url)} has no tag v{pin.version}: whether its compiled files are those of the wheel is unknown",
-            'push that tag to it, or name the sdist of the release in the recipe: sdist = "<sha256>" below [source]',
-        )
-    own = SdistPin(pin.project, pin.distribution, pin.version, pin.sdist)
-    packed, ref = sdist(own), "refs/release/sdist"
-    _archive.import_sdist(own, packed, repository, ref)
-    return _source(pin, repository, ref, f"the sdist {packed.name}", sdist=True)
+    raise NotFound(
+        f"{redacted(pin.url)} has no tag v{pin.version}: whether its compiled files are those of the wheel is unknown",
+        f"push the tag of the release to it: git push URL v{pin.version}",
+    )
 
 
 def _require_release(pin: WheelCommitPin, release: _Source, wheel: Mapping[str, _Entry]) -> None:
@@ -166,13 +154,12 @@ def _require_release(pin: WheelCommitPin, release: _Source, wheel: Mapping[str, 
     if other:
         raise Mismatch(
             _listed(f"{release.name} is not what {pin.filename} was made from: {len(other)} Python files differ", other),
-            "correct version or sdist in the recipe, or move the tag to the commit of the release",
+            "correct version in the recipe, or move the tag to the commit of the release",
         )
 
 
 def _require_equal_binaries(pin: WheelCommitPin, commit: _Source, release: _Source, wheel: Mapping[str, _Entry]) -> None:
-    before, after = (each.distributed() if release.sdist else each.files for each in (release, commit))
-    top = "" if release.sdist else commit.top
+    before, after = release.files, commit.files
     # Beside files of the wheel, sources are a part of the package, such as those that are compiled on first use.
     suffixes = {_kind(path) for path in wheel if not path.endswith(".so")}
     native = [
@@ -180,8 +167,7 @@ def _require_equal_binaries(pin: WheelCommitPin, commit: _Source, release: _Sour
         for path in sorted({*before, *after})
         if before.get(path, _ABSENT).id != after.get(path, _ABSENT).id
         and _is_compiled(path, after.get(path) or before[path])
-        and _kind(path.removeprefix(top)) not in suffixes
-        and not (release.sdist and path in _GENERATED)
+        and _kind(path.removeprefix(commit.top)) not in suffixes
     ]
     if native:
         raise Mismatch(
