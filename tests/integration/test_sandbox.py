@@ -225,15 +225,24 @@ FILES = {
     "3rdparty/cutlass/include/cutlass/version.h": "".join(
         f"#define CUTLASS_{name} {number}\n" for name, number in (("MAJOR", 4), ("MINOR", 2), ("PATCH", 1))
     ),
-    "csrc/fp4.jinja": "INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER({{ type }}, {{ cta_m }}, {{ cta_n }}, {{ cta_k }}, 1, 1, 1, _1SM)",
-    "flashinfer/jit/fused_moe.py": 'def gen_cutlass_fused_moe_sm120_module():\n    return ["-DENABLE_FP4"]\n',
+    "csrc/fp4.cu": "INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER(__nv_bfloat16, 128, 128, 128, 1, 1, 1, _1SM)",
+    "flashinfer/jit/fused_moe.py": """\
+from . import env
+from .core import gen_jit_spec
+from .gemm.cutlass.generate_kernels import generate_gemm_operations
+def gen_cutlass_fused_moe_sm120_module():
+    generate_gemm_operations(f"{env.FLASHINFER_GEN_SRC_DIR}/120", "120;120-real")
+    return gen_jit_spec("fused_moe_120", [], extra_cuda_cflags=["-DENABLE_FP4"])
+""",
     "flashinfer/jit/gemm/core.py": """\
+from .. import env
+from ..core import gen_jit_spec
 def gen_gemm_sm120_module_cutlass_fp4():
-    dtype_list = ["__nv_bfloat16"]
-    cta_m_n_k_list = [(128, 128, 128)]
-    return open("fp4.jinja")
+    text = (env.FLASHINFER_CSRC_DIR / "fp4.cu").read_text()
+    (env.FLASHINFER_GEN_SRC_DIR / "fp4_128.cu").write_text(text)
+    return gen_jit_spec("fp4", [], extra_cuda_cflags=["-DENABLE_FP4"])
 def gen_gemm_sm120_module():
-    return ["-DENABLE_FP4"]
+    return gen_jit_spec("gemm_sm120", [], extra_cuda_cflags=["-DENABLE_FP4"])
 """,
     PLACE: GENERATOR,
 }
@@ -317,32 +326,6 @@ def test_foreign_patch_is_proven_in_a_sandbox(any_sandbox: None, engine: Engine,
 def test_malformed_output_is_an_error_of_the_patch(any_sandbox: None, engine: Engine, code: str, message: str) -> None:
     done = engine.prove(code)
     assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (30, True, False), done.stderr
-
-
-def test_template_outside_the_tree_is_refused(any_sandbox: None, engine: Engine, victim: Victim) -> None:
-    """sm120kit itself reads the template that the generator names."""
-    core = "flashinfer/jit/gemm/core.py"
-    outside = Path(victim.secret).with_suffix(".jinja")
-    outside.write_text(SECRET)
-    old = FILES[core].splitlines(keepends=True)
-    diff = difflib.unified_diff(
-        old, FILES[core].replace("fp4.jinja", str(outside)).splitlines(keepends=True), f"a/{core}", f"b/{core}"
-    )
-    engine.foreign.write_text(f"diff --git a/{core} b/{core}\n{''.join(diff)}")
-    words = (
-        "patch",
-        "prove",
-        str(engine.foreign),
-        "--recipe",
-        "flashinfer-1.0",
-        "--probe",
-        "collective grouped nvfp4 generated",
-        "--mirror",
-        str(engine.mirror),
-    )
-    done = engine.run(*words)
-    assert (done.returncode, SECRET in done.stderr) == (30, False), done.stderr
-    assert "does not have one template in csrc/" in done.stderr
 
 
 def test_without_a_sandbox_a_foreign_patch_must_be_trusted(engine: Engine, tmp_path: Path) -> None:

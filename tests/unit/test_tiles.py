@@ -56,19 +56,19 @@ namespace a {
 } // namespace a
 """)
 '''
-DENSE = """
-def gen_gemm_sm120_module_cutlass_fp4():
-    with open("fp4_gemm_cutlass_sm120.jinja") as f:
-        dtype_list = ["__nv_bfloat16"]
-        cta_m_n_k_list = [(128, 128, 128), (256, 128, 128)]
-    return spec(extra_cuda_cflags=flags + ["-DENABLE_FP4"], extra_cflags=["-DFAST_BUILD"])
-"""
-GROUPWISE = """
+GEMM = """
 import jinja2
 import torch
 from ...artifacts import ArtifactPath
 from .. import env as jit_env
 from ..core import current_compilation_context, gen_jit_spec
+def gen_gemm_sm120_module_cutlass_fp4():
+    directory = jit_env.FLASHINFER_GEN_SRC_DIR / "gen_gemm_sm120_cutlass_fp4"
+    directory.mkdir()
+    template = jinja2.Template((jit_env.FLASHINFER_CSRC_DIR / "fp4_gemm_cutlass_sm120.jinja").read_text())
+    for m, n, k in [(128, 128, 128), (256, 128, 128)]:
+        (directory / f"fp4_{m}_{n}_{k}.cu").write_text(template.render(type="__nv_bfloat16", cta_m=m, cta_n=n, cta_k=k))
+    return gen_jit_spec("fp4_gemm_cutlass_sm120", [], extra_cuda_cflags=["-DENABLE_FP4"], extra_cflags=["-DFAST_BUILD"])
 def gen_gemm_sm120_module():
     directory = jit_env.FLASHINFER_GEN_SRC_DIR / "gen_gemm_sm120"
     directory.mkdir()
@@ -81,7 +81,15 @@ def gen_gemm_sm120_module():
     return gen_jit_spec("gemm_sm120", [], extra_cuda_cflags=flags + ["-DGDC=1"])
 """
 GROUPWISE_TEMPLATE = "#include <groupwise.cuh>\ntemplate void launch<{{ dtype }}>(int);\nvoid f() { g<<<1, n>>>(3); }\n"
-MOE = 'def gen_cutlass_fused_moe_sm120_module():\n    flags = ["-DENABLE_FP4", "-O3"]\n'
+MOE = """
+from . import env as jit_env
+from .core import gen_jit_spec
+from .gemm.cutlass.generate_kernels import generate_gemm_operations
+def gen_cutlass_fused_moe_sm120_module():
+    output = jit_env.FLASHINFER_GEN_SRC_DIR / "cutlass_instantiations/120"
+    generate_gemm_operations(str(output), "120;120-real")
+    return gen_jit_spec("fused_moe_120", [], extra_cuda_cflags=["-DENABLE_FP4", "-O3"])
+"""
 TEMPLATE = """// text
 #include <a.h>
 namespace n {
@@ -94,7 +102,7 @@ INSTANTIATE_FP4_GEMM_KERNEL_LAUNCHER({{ type }}, {{ cta_m }}, {{ cta_n }}, {{ ct
 def tree(tmp_path: Path) -> Path:
     files = {
         "flashinfer/jit/gemm/cutlass/generate_kernels.py": GENERATOR,
-        "flashinfer/jit/gemm/core.py": DENSE + GROUPWISE,
+        "flashinfer/jit/gemm/core.py": GEMM,
         "csrc/groupwise.jinja": GROUPWISE_TEMPLATE,
         "csrc/binding.cu": "#include <binding.h>\n",
         "flashinfer/jit/fused_moe.py": MOE,
@@ -172,7 +180,7 @@ def test_generated_candidate_is_listed_once(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "old", "new", "message"),
     [
-        ("flashinfer/jit/gemm/core.py", "cta_m_n_k_list", "other_list", "cta_m_n_k_list"),
+        ("flashinfer/jit/gemm/core.py", "gen_gemm_sm120_module()", "other()", "gen_gemm_sm120_module"),
         ("flashinfer/jit/fused_moe.py", "sm120", "sm130", "gen_cutlass_fused_moe_sm120_module"),
         ("csrc/fp4_gemm_cutlass_sm120.jinja", "LAUNCHER", "STARTER", "INSTANTIATE_FP4_GEMM_KERNEL_STARTER"),
     ],

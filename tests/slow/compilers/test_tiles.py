@@ -67,11 +67,11 @@ def quick(tree: Path) -> list[listing.Instantiation]:
     recipe = recipes.load_flashinfer("flashinfer-0.6.6")
     group = recipe.groups["quick"]
     calls = [call for call in listing.instantiations(tree) if call.generated and call.module in group.modules]
-    units = listing.generated_sources(tree)["fused_moe"]
+    units = listing.run(tree)[listing.FUSED_MOE_GENERATOR]["files"]
     patterns = [f"{pattern.rsplit('/', 1)[1]}.cu" for pattern in group.samples]
     names = [name for name in units for pattern in patterns if fnmatch.fnmatch(name, pattern)]
     sampled = {call.tile for name in names for call in listing.parse(units[name], "", ())}
-    calls += [call for call in listing.instantiations(tree) if call.module == "fused_moe" and call.tile in sampled]
+    calls += [call for call in listing.instantiations(tree) if call.module == "fused_moe_120" and call.tile in sampled]
     assert {call.tile.family for call in calls} == {"dense", "grouped"}
     return calls
 

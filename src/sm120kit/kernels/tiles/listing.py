@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,6 +56,9 @@ FUSED_MOE_GENERATOR = "gen_cutlass_fused_moe_sm120_module"
 GROUPWISE_GENERATOR = "gen_gemm_sm120_module"
 DENSE_GENERATORS = "gen_gemm_sm120_module_cutlass_"
 """Start of the names of the functions that generate dense kernels."""
+
+GENERATORS = {"flashinfer/jit/fused_moe.py": FUSED_MOE_GENERATOR, "flashinfer/jit/gemm/core.py": GROUPWISE_GENERATOR}
+"""The functions that every supported version has, by their files."""
 
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
 
@@ -113,56 +115,43 @@ def instantiations(tree: Path, sandbox: Sandbox | None = None) -> list[Instantia
         CheckFailed: the generators differ from those of the supported engine versions.
         CommandFailed: a generator fails.
     """
+    for source, function in GENERATORS.items():
+        if not (tree / source).is_file():
+            raise CheckFailed(f"{tree} has no {source}", "sm120kit tiles supports FlashInfer source trees")
+        if f"def {function}(" not in (tree / source).read_text():
+            raise CheckFailed(f"{source} has no function {function}", UNSUPPORTED)
     try:
-        fused_moe = _definitions(_function(tree, "flashinfer/jit/fused_moe.py", FUSED_MOE_GENERATOR))
-        groupwise = _definitions(_function(tree, "flashinfer/jit/gemm/core.py", GROUPWISE_GENERATOR))
-        sources = generated_sources(tree, sandbox)
-        generated = [
-            *_grouped(sources["fused_moe"], fused_moe),
-            *_dense(tree),
-            *_groupwise(sources["gemm_sm120"], groupwise),
-        ]
-    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, FileNotFoundError) as error:
+        generated = [call for generator, output in run(tree, sandbox).items() for call in _calls(generator, output)]
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, KeyError) as error:
         raise CheckFailed(f"the generators of {tree} are malformed: {error}", UNSUPPORTED) from error
     tiles = {call.tile for call in generated}
     return generated + [call for call in _candidates(generated) if call.tile not in tiles]
 
 
-def _grouped(sources: Mapping[str, str], definitions: tuple[str, ...]) -> Iterator[Instantiation]:
-    for text in sources.values():
-        yield from parse(text, "fused_moe", definitions)
-
-
-def _groupwise(sources: Mapping[str, str], definitions: tuple[str, ...]) -> Iterator[Instantiation]:
-    by_includes: dict[str, list[str]] = {}
-    for text in sources.values():
-        by_includes.setdefault("\n".join(INCLUDE.findall(text)), []).append(text)
-    for number, texts in enumerate(by_includes.values()):
-        yield whole_files(f"gemm_sm120-{number}", "groupwise", texts, definitions)
-
-
-def generated_sources(tree: Path, sandbox: Sandbox | None = None) -> dict[str, dict[str, str]]:
-    """The text of each file that the engine generates for SM120, by module (``fused_moe``, ``gemm_sm120``) and by name.
+def run(tree: Path, sandbox: Sandbox | None = None) -> dict[str, dict[str, Any]]:
+    """The output of the generators for SM120 by their names: see ``_generate.py``.
 
     Raises:
         CommandFailed: a generator fails.
     """
     argv, env = wrap([sys.executable, "-I", Path(__file__).with_name("_generate.py"), tree], sandbox, read=[tree])
     printed = process.run(argv, env=env).stdout.splitlines()
-    sources: dict[str, dict[str, str]] = parse_json(printed[-1] if printed else "")
-    return sources
+    output: dict[str, dict[str, Any]] = parse_json(printed[-1] if printed else "")
+    return output
 
 
-def _dense(tree: Path) -> Iterator[Instantiation]:
-    source = "flashinfer/jit/gemm/core.py"
-    for node in _module(tree, source).body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith(DENSE_GENERATORS):
-            template, lists = _dense_lists(node)
-            text = (tree / "csrc" / template).read_text()
-            for m, n, k in lists["cta_m_n_k_list"]:
-                for dtype in lists["dtype_list"]:
-                    values = {"type": dtype, "cta_m": m, "cta_n": n, "cta_k": k}
-                    yield from parse(_render(text, values), template.removesuffix(".jinja"), _definitions(node))
+def _calls(generator: str, output: Mapping[str, Any]) -> Iterator[Instantiation]:
+    """The launcher calls in the files of a generator; of groupwise GEMMs, whole files with the same includes as one text."""
+    definitions = tuple(sorted({flag for flag in output["flags"] if flag.startswith("-D")}))
+    if generator != GROUPWISE_GENERATOR:
+        for text in output["files"].values():
+            yield from parse(text, output["module"], definitions)
+        return
+    by_includes: dict[str, list[str]] = {}
+    for text in output["files"].values():
+        by_includes.setdefault("\n".join(INCLUDE.findall(text)), []).append(text)
+    for number, texts in enumerate(by_includes.values()):
+        yield whole_files(f"{output['module']}-{number}", "groupwise", texts, definitions)
 
 
 def parse(source: str, module: str, definitions: tuple[str, ...]) -> list[Instantiation]:
@@ -225,53 +214,3 @@ def _changed(call: Instantiation, **values: object) -> Instantiation:
         arguments[names.index(name)] = str(value)
     text = ", ".join(arguments)
     return replace(call, tile=_tile(macro, text), call=f"{macro}({text});", generated=False)
-
-
-def _module(tree: Path, source: str) -> ast.Module:
-    try:
-        return ast.parse((tree / source).read_text())
-    except OSError as error:
-        raise CheckFailed(f"{tree} has no {source}", "sm120kit tiles supports FlashInfer source trees") from error
-
-
-def _function(tree: Path, source: str, name: str) -> ast.FunctionDef:
-    for node in _module(tree, source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return node
-    raise CheckFailed(f"{source} has no function {name}", UNSUPPORTED)
-
-
-def _definitions(function: ast.FunctionDef) -> tuple[str, ...]:
-    """The ``-D`` flags that a module's function passes to nvcc; ``extra_cflags`` are for the C++ compiler only."""
-    for_host = {
-        inner
-        for node in ast.walk(function)
-        if isinstance(node, ast.keyword) and node.arg == "extra_cflags"
-        for inner in ast.walk(node)
-    }
-    constants = (node.value for node in ast.walk(function) if isinstance(node, ast.Constant) and node not in for_host)
-    return tuple(sorted({value for value in constants if isinstance(value, str) and value.startswith("-D")}))
-
-
-def _dense_lists(function: ast.FunctionDef) -> tuple[str, dict[str, Any]]:
-    """A dense module's template file and its literal lists."""
-    strings = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    templates = [value for value in strings if value.endswith(".jinja")]
-    lists = {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("cta_m_n_k_list", "dtype_list")
-    }
-    if len(templates) != 1 or "/" in templates[0] or len(lists) != 2:
-        raise CheckFailed(
-            f"{function.name} does not have one template in csrc/, a cta_m_n_k_list and a dtype_list",
-            UNSUPPORTED,
-        )
-    return templates[0], lists
-
-
-def _render(template: str, values: Mapping[str, object]) -> str:
-    """Replace ``{{ name }}``, the only form that the launcher templates use."""
-    return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda name: str(values[name[1]]), template)
