@@ -447,11 +447,10 @@ def _write(file: Path, text: str, prepared: PreparedLaunch) -> None:
 
 def _show(prepared: PreparedLaunch) -> None:
     facts, expected = prepared.model, prepared.configuration.model
-    sizes = ", ".join(f"{dtype} {count / 1e9:.1f} GB" for dtype, count in facts.bytes_by_dtype.items())
     vectors = f", {' and '.join(map(str, facts.vector_sizes))} elements per scale" if facts.vector_sizes else ""
     names = ", ".join(facts.architectures) or "unknown architecture"
-    console.info(f"model    {names}, {facts.quantization}{vectors}; {facts.weight_bytes / 1e9:.1f} GB: {sizes}")
-    console.info(f"         {len(facts.bf16)} tensors are BF16; {len(facts.mtp) or 'no'} MTP tensors")
+    console.info(f"model    {names}, {facts.quantization}{vectors}; {facts.weight_bytes / 1e9:.1f} GB")
+    console.info(f"         {len(facts.mtp) or 'no'} MTP tensors")
     console.info(f"         the configuration is for {expected.repository}, {expected.quantization}")
     if facts.claimed_vector_size and facts.vector_sizes and facts.claimed_vector_size not in facts.vector_sizes:
         console.info(f"         config.json claims {facts.claimed_vector_size} elements per scale, unlike the tensors")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,8 +55,8 @@ class Checkpoint:
     class names.
 
     ``quantization`` is the method in ``config.json``, "none" without one. ``vector_sizes`` are the numbers of elements of K
-    per scale by the shapes of the tensors, ``claimed_vector_size`` the number in ``config.json``. ``bf16`` names the tensors
-    that are not quantised, ``mtp`` those of multi-token prediction; ``mtp_layers`` is the number of such layers by
+    per scale by the shapes of the tensors, ``claimed_vector_size`` the number in ``config.json``. ``mtp`` names the
+    tensors of multi-token prediction; ``mtp_layers`` is the number of such layers by
     ``config.json``. ``outside`` are safetensors files that the index does not list and engines do not read. ``kv_cache`` is
     None if its size is unknown, for the reason ``why_no_kv``; ``kv_quantization`` is that of the KV cache, ""
     if it has none. ``heads`` is the number of attention heads; with ``remote_code``, ``config.json`` names Python files of the
@@ -72,8 +71,6 @@ class Checkpoint:
     kv_quantization: str
     tensors: int
     weight_bytes: int
-    bytes_by_dtype: dict[str, int]
-    bf16: tuple[str, ...]
     mtp: tuple[str, ...]
     mtp_layers: int
     outside: tuple[str, ...]
@@ -154,17 +151,12 @@ def read_files(files: ModelFiles) -> Checkpoint:
             raise BadInput(f"{files.source}: {name} lacks the tensor {missing[0]}, which {INDEX} lists in it", DOWNLOAD)
         every |= shard
     with _form_required(files.source):
-        sizes: Counter[str] = Counter()
-        for tensor in every.values():
-            sizes[tensor.dtype] += tensor.bytes
         modelopt = _json(files, QUANTIZATION).get("quantization", {}) if QUANTIZATION in present else {}
         layers = count(text, "num_hidden_layers", LAYER_LIMIT)
         return replace(
-            _described(config, files.source, sum(sizes.values()), modelopt),
+            _described(config, files.source, sum(tensor.bytes for tensor in every.values()), modelopt),
             vector_sizes=_vector_sizes(every),
             tensors=len(every),
-            bytes_by_dtype=dict(sizes.most_common()),
-            bf16=tuple(sorted(name for name, tensor in every.items() if tensor.dtype == "BF16")),
             mtp=tuple(sorted(name for name in every if _is_mtp(name, layers))),
             outside=tuple(sorted({name for name in present if name.endswith(".safetensors")} - set(names))),
         )
@@ -211,8 +203,6 @@ def _described(config: dict[str, Any], source: str, weight_bytes: int, modelopt:
         kv_quantization=kv,
         tensors=0,
         weight_bytes=weight_bytes,
-        bytes_by_dtype={},
-        bf16=(),
         mtp=(),
         mtp_layers=next(filter(None, (count(text, key, LAYER_LIMIT) for key in MTP_LAYERS)), 0),
         outside=(),

@@ -331,22 +331,31 @@ def with_arguments(configuration: Configuration, argv: tuple[str, ...], without:
     return Configuration.model_validate(completed)
 
 
-def imported_engine(engine: Engine, wanted: str, *, unified: bool) -> EngineRecipe:
-    """The recipe for arguments of an engine: ``wanted``, else its newest version for these machines.
+def recipe_of(engine: Engine, wanted: str) -> EngineRecipe:
+    """The recipe ``wanted``, for arguments of an engine.
 
     Raises:
         NotFound: there is none.
         BadInput: it is of another engine.
+    """
+    recipe = recipes.load_engine(wanted)
+    if recipe.served_by is not engine:
+        raise BadInput(f"the arguments are those of {engine.title}, not of {recipe.engine}", f"name a recipe of {engine.name}")
+    return recipe
+
+
+def imported_engine(engine: Engine, wanted: str, *, unified: bool) -> EngineRecipe:
+    """The recipe for arguments of an engine: ``wanted``, else its newest version for these machines.
+
+    Raises:
+        NotFound, BadInput: see :func:`recipe_of`.
     """
     if not wanted or find(wanted) is engine:
         found = recipes.newest_for(engine.name, unified=unified) or recipes.newest_for(engine.name, unified=not unified)
         if found is None:
             raise NotFound(f"there is no recipe of {engine.title}", "sm120kit recipe list has all")
         return found
-    recipe = recipes.load_engine(wanted)
-    if recipe.served_by is not engine:
-        raise BadInput(f"the arguments are those of {engine.title}, not of {recipe.engine}", f"name a recipe of {engine.name}")
-    return recipe
+    return recipe_of(engine, wanted)
 
 
 def gpus_of(data: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core.errors import BadInput, HubUnreachable, OfflineMiss, ResourceUnavailable
-from sm120kit.engines import all_engines, find_of_recipe
+from sm120kit.engines import all_engines
 from sm120kit.hosts.facts import probe
 from sm120kit.recipes import arguments, configurations, drafters, load_engine, newest
 from sm120kit.recipes.configurations import Configuration, Hardware
@@ -110,24 +110,9 @@ def _of_file(request: ServeRequest) -> ModelToServe:
             "--gpu is for a repository or a folder; `sm120kit config list` has configurations for others",
         )
     if request.engine:
-        configuration = _on_engine(configuration, request.engine)
+        recipe = derived_configuration.recipe_of(configuration.served_by, request.engine)
+        configuration = configuration.model_copy(update={"engine": recipe.name})
     return ModelToServe(_with_options(configuration, request))
-
-
-def _on_engine(configuration: Configuration, wanted: str) -> Configuration:
-    """A configuration on another version of its engine.
-
-    Raises:
-        NotFound: no recipe has that name.
-        BadInput: it is another engine.
-    """
-    recipe = load_engine(wanted)
-    if find_of_recipe(recipe.name) is not configuration.served_by:
-        raise BadInput(
-            f"the arguments of {configuration.name} are those of {configuration.served_by.title}, not of {recipe.engine}",
-            f"name a recipe of {configuration.served_by.name}; or serve {configuration.model.repository} with --engine",
-        )
-    return configuration.model_copy(update={"engine": recipe.name})
 
 
 def overridden(configuration: Configuration, argv: tuple[str, ...]) -> Configuration:

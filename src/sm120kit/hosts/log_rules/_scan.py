@@ -94,8 +94,8 @@ class _LogScan:
         self._engines: set[str] = set()
         self._condition = ""
         """The condition of an assertion, of which a traceback printed the source code last."""
-        self._hang_from: int | None = None
-        """Number of the first of the last lines, all of which match rules for hangs."""
+        self._last_other = 0
+        """Number of the last line that matches no rule for hangs."""
         self._before: deque[str] = deque(maxlen=TRACEBACK_LINES)
         self._kept: dict[str, dict[str, Candidate]] = defaultdict(dict)
         """The first and the last different lines of each kind that no rule matches."""
@@ -173,10 +173,8 @@ class _LogScan:
         if _lines.lower(line):
             rules = tuple(rule for rule in rules if rule.kind is not Kind.GENERAL)
         self._before.append(line[:KEPT_CHARACTERS])
-        if any(rule.kind is Kind.HANG for rule in rules):
-            self._hang_from = self._hang_from or self._number
-        elif not KINDS["watched"].search(line, found):
-            self._hang_from = None
+        if not (any(rule.kind is Kind.HANG for rule in rules) or KINDS["watched"].search(line, found)):
+            self._last_other = self._number
         if rules:
             self._add(rules, line, frames)
         elif not KINDS["noise"].search(line, found) and not KINDS["frame"].search(line, found):
@@ -231,7 +229,7 @@ class _LogScan:
             return False
         if rule.kind is not Kind.HANG:
             return True
-        if ended or self._hang_from is None or group.last < self._hang_from:
+        if ended or group.last < self._last_other:
             return False
         time = _lines.time_of(group.last_line, now)
         return time is None or now - time >= timedelta(seconds=HANG_SECONDS)
