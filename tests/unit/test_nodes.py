@@ -284,10 +284,18 @@ def test_wrong_usage(words: list[str], message: str, options: list[str], tmp_pat
     ],
 )
 def test_number_of_machines(config: str, addresses: str, message: str, options: list[str], tmp_path: Path) -> None:
-    words = [*options, "--nodes", addresses] if addresses else options[:-2]
-    result = serve(config, *words, "--print")
+    words = [*options, "--nodes", addresses, "--print"] if addresses else [*options[:-2], "--compose", "-"]
+    result = serve(config, *words)
     assert isinstance(result.exception, BadInput) and message in result.exception.message, result.output
     assert result.exception.exit_code == 11 and result.exception.hint and not (tmp_path / "state" / "caches").exists()
+
+
+def test_machines_without_names_are_printed_with_addresses_of_examples(options: list[str]) -> None:
+    result = serve(SPARKS, *options[:-2], "--print")
+    assert result.exit_code == 0, result.output
+    assert "name yours with --nodes and --interface" in result.stderr
+    first, second = result.stdout.split("\n\n")
+    assert "--node-rank 0" in first and "--node-rank 1" in second and "--master-addr 192.0.2.1" in second
 
 
 def test_gpus_that_cannot_be_divided(tmp_path: Path) -> None:

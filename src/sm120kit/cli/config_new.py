@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,7 +85,7 @@ def _imported(
     """
     directory = Path(source).parent if source != "-" else None
     try:
-        launch = launch_command.read(_text(source), lambda file: _variables(file, directory))
+        launch = launch_command.read(_text(source), lambda file: _beside(file, directory))
     except (ValueError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise BadInput(f"{source}: {reason}", "it takes a docker run or engine's line, a compose file, or a recipe") from error
@@ -129,13 +128,11 @@ def _text(source: str) -> str:
     return content.decode()
 
 
-def _variables(file: str, directory: Path | None) -> Mapping[str, str] | None:
-    """The variables in a file of ``NAME=VALUE`` lines beside the imported one; None if it cannot be read."""
+def _beside(file: str, directory: Path | None) -> str | None:
+    """The text of a file beside the imported one; None if it cannot be read."""
     if directory is None or Path(file).is_absolute() or ".." in Path(file).parts:
         return None
     try:
-        lines = read_found(directory / file, MAX_BYTES).decode().splitlines()
+        return read_found(directory / file, MAX_BYTES).decode()
     except (OSError, ValueError):
         return None
-    pairs = (re.fullmatch(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(['\"]?)(.*?)\2\s*", line) for line in lines)
-    return {match[1]: match[3] for match in pairs if match}

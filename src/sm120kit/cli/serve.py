@@ -48,6 +48,8 @@ from sm120kit.serving.resolve import ServerLocation, on_node, resolve
 from sm120kit.serving.served_model import ModelToServe, ServeRequest, served_model, with_sizes
 
 HOST = Path("/")
+INTERFACE = "eth0"
+"""An example of a network interface."""
 
 Image = Annotated[str, option("--image IMAGE", "A checked image; default: from the index, or on this host.")]
 
@@ -248,6 +250,14 @@ class PlannedOutput(SpannedNodes):
         names *= len(addresses) // len(names)
         return tuple(Node(rank, addresses, name, devices) for rank, name in enumerate(names))
 
+    def or_unnamed(self, machines: tuple[Node | None, ...], needed: int) -> tuple[Node | None, ...]:
+        """The machines; if none are named, for commands that are only printed ``needed`` ones with addresses of examples."""
+        if machines != (None,) or needed == 1 or not self.print_only or self.compose:
+            return machines
+        addresses = tuple(f"192.0.2.{number}" for number in range(1, needed + 1))  # RFC 5737
+        console.info(f"{', '.join(addresses)} and {INTERFACE} are examples: name yours with --nodes and --interface")
+        return tuple(Node(rank, addresses, INTERFACE) for rank in range(needed))
+
     def write(self, prepared: Sequence[PreparedLaunch], config: str) -> None:
         """Write the selected forms of the container, or of those of several nodes.
 
@@ -348,6 +358,7 @@ def serve_(
         show_derived(served)
     if model.model:
         launch.require_model(configuration, model.model)
+    machines = planned.or_unnamed(machines, configuration.hardware.nodes)
     location = replace(location, node=machines[0], elsewhere=bool(planned) and (served.elsewhere or location.elsewhere))
     image = server.image
     if server.patch:

@@ -13,8 +13,8 @@ from sm120kit.core.outside import parse_yaml
 from sm120kit.engines import Engine, all_engines
 from sm120kit.recipes._shell_words import Shell, ShellCommand, commands, expanded, inner_script
 
-EnvironmentFile = Callable[[str], "Mapping[str, str] | None"]
-"""The variables in a file that a launch names, None if it cannot be read."""
+FileBeside = Callable[[str], "str | None"]
+"""The text of a file that a launch names, by its path from the launch's own; None if it cannot be read."""
 
 MAX_EXTENDED = 16
 """Limit for services that extend one another."""
@@ -61,7 +61,7 @@ class LaunchCommand:
     cut_off: tuple[str, ...] = ()
 
 
-def read(text: str, environment_file: EnvironmentFile = lambda name: None) -> LaunchCommand:
+def read(text: str, beside: FileBeside = lambda name: None) -> LaunchCommand:
     """The start of a server in a script, a compose file or a recipe.
 
     Raises:
@@ -69,9 +69,9 @@ def read(text: str, environment_file: EnvironmentFile = lambda name: None) -> La
     """
     document = _yaml(text)
     if not isinstance(document, dict):
-        return _of_script(text, environment_file)
+        return _of_script(text, beside)
     if isinstance(document.get("services"), dict):
-        return _of_compose(document, environment_file)
+        return _of_compose(document, beside)
     if "model" in document or "command" in document:
         return _of_recipe(document)
     raise ValueError("it is YAML with neither services (compose) nor model or command (a recipe)")
@@ -84,9 +84,9 @@ def _yaml(text: str) -> Any:
     return parse_yaml(text)
 
 
-def _of_script(text: str, environment_file: EnvironmentFile) -> LaunchCommand:
+def _of_script(text: str, beside: FileBeside) -> LaunchCommand:
     shell = Shell()
-    found = _launch_among(list(commands(text, shell)), environment_file)
+    found = _launch_among(list(commands(text, shell)), beside)
     if found is None:
         names = ", ".join(program for engine in all_engines() for program in engine.programs)
         ended = " (a comment or an empty line ends a command, also after \\)" if _ENDED.search(text) else ""
@@ -100,11 +100,9 @@ def _of_script(text: str, environment_file: EnvironmentFile) -> LaunchCommand:
     return replace(launch, left_out=(*launch.left_out, *notes))
 
 
-def _launch_among(
-    given: Sequence[ShellCommand], environment_file: EnvironmentFile
-) -> tuple[LaunchCommand, list[ShellCommand]] | None:
+def _launch_among(given: Sequence[ShellCommand], beside: FileBeside) -> tuple[LaunchCommand, list[ShellCommand]] | None:
     """The first start of a server, with what else starts one or was cut off, and the other commands."""
-    launches = [_of_command(command, environment_file) for command in given]
+    launches = [_of_command(command, beside) for command in given]
     found = [launch for launch in launches if launch]
     if not found:
         return None
@@ -115,11 +113,11 @@ def _launch_among(
     return first, [command for command in rest if not _OPTION.match(command.words[0])]
 
 
-def _of_command(command: ShellCommand, environment_file: EnvironmentFile) -> LaunchCommand | None:
+def _of_command(command: ShellCommand, beside: FileBeside) -> LaunchCommand | None:
     """The start of a server by a command, None for any other."""
     words = list(command.words)
     if len(words) > 2 and words[0].rpartition("/")[2] in _RUN and "run" in words[1:3]:
-        return _of_docker_run(words[words.index("run") + 1 :], _ContainerSettings(environment_file, command.environment))
+        return _of_docker_run(words[words.index("run") + 1 :], _ContainerSettings(beside, command.environment))
     if started := _started(words):
         engine, arguments = started
         return LaunchCommand(engine, arguments, environment=command.environment)
@@ -181,8 +179,8 @@ def _docker_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
 class _ContainerSettings:
     """Collects the settings of a container; ``shell`` has the variables that it can be given by name."""
 
-    def __init__(self, environment_file: EnvironmentFile, shell: Mapping[str, str]) -> None:
-        self._environment_file, self._shell = environment_file, shell
+    def __init__(self, beside: FileBeside, shell: Mapping[str, str]) -> None:
+        self._beside, self._shell = beside, shell
         self.environment: dict[str, str] = {}
         self.mounts: dict[str, str] = {}
         self.ulimits: dict[str, int] = {}
@@ -215,10 +213,10 @@ class _ContainerSettings:
             self.left_out.append(f"variable {name}: its value is that of the shell")
 
     def file(self, name: str) -> None:
-        content = self._environment_file(name)
-        if content is None:
+        text = self._beside(name)
+        if text is None:
             self.left_out.append(f"variables in the file {name}, which cannot be read")
-        self.environment |= content or {}
+        self.environment |= _variables(text or "")
 
     def volume(self, text: str) -> None:
         source, _, rest = text.partition(":")
@@ -276,7 +274,7 @@ class _ContainerSettings:
         """The start of a server in this container, None if it starts another program."""
         inner = inner_script(argv)
         if inner is not None:
-            found = _launch_among(list(commands(inner, Shell(dict(self.environment)))), self._environment_file)
+            found = _launch_among(list(commands(inner, Shell(dict(self.environment)))), self._beside)
             if found is None:
                 return None
             launch, others = found
@@ -329,11 +327,17 @@ def _is_spark(text: str) -> bool:
 # ---- compose files
 
 
-def _of_compose(document: Mapping[str, Any], environment_file: EnvironmentFile) -> LaunchCommand:
-    variables = environment_file(".env") or {}
-    given = {str(name): table for name, table in document["services"].items() if isinstance(table, dict)}
-    tables = {name: _extended(given, name) for name in given}
-    found = {name: launch for name, table in tables.items() if (launch := _of_service(table, variables, environment_file))}
+def _variables(text: str) -> dict[str, str]:
+    """The variables of lines ``NAME=VALUE``."""
+    pairs = (re.fullmatch(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(['\"]?)(.*?)\2\s*", line) for line in text.splitlines())
+    return {match[1]: match[3] for match in pairs if match}
+
+
+def _of_compose(document: Mapping[str, Any], beside: FileBeside) -> LaunchCommand:
+    variables = _variables(beside(".env") or "")
+    given = _services(document)
+    tables = {name: _extended(given, name, beside) for name in given}
+    found = {name: launch for name, table in tables.items() if (launch := _of_service(table, variables, beside))}
     if not found:
         raise ValueError(f"no service starts a server: {', '.join(tables)[:200] or 'it has none'}")
     (first, launch), *_ = found.items()
@@ -343,20 +347,29 @@ def _of_compose(document: Mapping[str, Any], environment_file: EnvironmentFile) 
     return replace(launch, left_out=(*launch.left_out, *others))
 
 
-def _extended(tables: Mapping[str, Mapping[str, Any]], name: str, depth: int = 0) -> Mapping[str, Any]:
-    """A service with the settings of one of the same file that it extends.
+def _services(document: Any) -> dict[str, Mapping[str, Any]]:
+    services = document.get("services") if isinstance(document, dict) else None
+    tables = services if isinstance(services, dict) else {}
+    return {str(name): table for name, table in tables.items() if isinstance(table, dict)}
+
+
+def _extended(tables: Mapping[str, Mapping[str, Any]], name: str, beside: FileBeside, depth: int = 0) -> Mapping[str, Any]:
+    """A service with the settings of the one that it extends, of the same file or of one in its directory.
 
     Raises:
-        ValueError: the extended one is not there, or extends it in turn.
+        ValueError: the extended one is not there, or extends too many in turn; or its file is no YAML.
     """
     own = tables[name]
     named = own.get("extends")
-    base = named.get("service") if isinstance(named, dict) and "file" not in named else named
-    if not isinstance(base, str):
+    base = named.get("service") if isinstance(named, dict) else named
+    file = str(named["file"]).removeprefix("./") if isinstance(named, dict) and "file" in named else ""
+    text = beside(file) if file and "/" not in file else None  # paths in a file are from its own directory
+    if not isinstance(base, str) or (file and text is None):
         return own
-    if base not in tables or depth > MAX_EXTENDED:
-        raise ValueError(f"service {name} extends {base}, which is not in the file or extends too many in turn")
-    merged = dict(_extended(tables, base, depth + 1))
+    others = tables if text is None else _services(parse_yaml(text))
+    if base not in others or depth > MAX_EXTENDED:
+        raise ValueError(f"service {name} extends {base}, which is not in {file or 'the file'} or extends too many in turn")
+    merged = dict(_extended(others, base, beside, depth + 1))
     for key, value in own.items():
         if key != "extends":
             merged[key] = _merged(merged.get(key), value) if key in _ADDED_KEYS else value
@@ -383,9 +396,7 @@ _SERVICE_KEYS = re.compile(
 )
 
 
-def _of_service(
-    service: Mapping[str, Any], variables: Mapping[str, str], environment_file: EnvironmentFile
-) -> LaunchCommand | None:
+def _of_service(service: Mapping[str, Any], variables: Mapping[str, str], beside: FileBeside) -> LaunchCommand | None:
     def text(value: Any) -> str:
         shown = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
         return expanded(shown.replace("$$", "\0"), variables).replace("\0", "$")
@@ -397,7 +408,7 @@ def _of_service(
         value = service.get(key) or []
         return value if isinstance(value, list) else [value]
 
-    container = _ContainerSettings(environment_file, variables)
+    container = _ContainerSettings(beside, variables)
     for named in each("env_file"):
         container.file(text(named.get("path") if isinstance(named, dict) else named))
     given = service.get("environment") or {}
