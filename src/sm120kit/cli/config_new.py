@@ -101,7 +101,8 @@ def _imported(
         gpus = gpu_count(server.gpus) or derived_configuration.gpus_of(data)
         data = {
             **data,
-            "hardware": derived_configuration.planned_gpus(kind, gpus).model_dump(mode="json", exclude_defaults=True),
+            "hardware": data.get("hardware", {})
+            | derived_configuration.planned_gpus(kind, gpus).model_dump(mode="json", exclude_defaults=True),
         }
     name = name or derived_configuration.name_of(data)
     if parser.load(recipe.name) is None:

@@ -356,6 +356,7 @@ VLLM = Vllm(
     },
     files=(
         "--chat-template",
+        "--speculative-config",
         "--reasoning-parser-plugin",
         "--tool-parser-plugin",
         "--config",

@@ -18,7 +18,7 @@ MAX_NESTED = 4
 
 _CONTINUED = re.compile(r"(?<![ \t])[ \t]*[\\`^][ \t]*\n")
 """The end of a line that is continued: of POSIX shells, also with blanks that break it there, PowerShell and cmd.exe."""
-_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^[ \t]*(```|\'{3}|\"{3})[^\n]*\n(.*?)^[ \t]*\1", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"""('[^']*'|"(?:[^"\\]|\\.)*"|\\.)|(?:^|(?<=[\s;&|]))\#[^\n]*""", re.MULTILINE | re.DOTALL)
 _OUTPUT = re.compile(r"[$<]\([ \t]*([\w./-]*)[^()\n]*\)|(?<=[\s=\"])`([\w./-]+)[^`\n]*`")
 """The output of a command, of which the name is kept."""
@@ -82,7 +82,7 @@ def commands(text: str, shell: Shell | None = None, depth: int = 0) -> Iterator[
 def _code(text: str) -> str:
     """A script without comments, prompts and redirections, its continued lines joined; of Markdown, the fenced blocks."""
     text = _OUTPUT.sub(lambda match: f"$({match[1] or match[2] or ''})", text.replace("\r\n", "\n"))
-    text = "\n".join(_FENCED.findall(text)) or text
+    text = "\n".join(match[2] for match in _FENCED.finditer(text)) or text
     text = _COMMENT.sub(lambda match: match[1] or "", _PROMPT.sub("", text))
     text = _REDIRECTED.sub(" ", _CONTINUED.sub(" ", text))
     return "\n".join(_here_documents(text.split("\n")))

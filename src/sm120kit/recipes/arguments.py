@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
 from sm120kit import recipes
 from sm120kit.core.errors import BadInput
+from sm120kit.core.outside import parse_json
 from sm120kit.engines import Node, of_recipe, parser
 from sm120kit.recipes import load_engine, locate, lock_path, lockfile
 from sm120kit.recipes.configurations import Configuration, texts_only
@@ -72,13 +74,22 @@ def _absent_files(name: str, argv: Sequence[str], mounts: Sequence[str]) -> Iter
     engine, given, record = of_recipe(name), parser.options(name, argv), parser.load(name)
     templates = record.models.get("templates", ()) if record else ()
     for option in engine.files:
-        value = re.sub(r"^[\w.-]+=", "", given.get(option, ""))  # an adapter has a name before its path
+        value = _path_in(given.get(option, ""))
         path = PurePosixPath(value)
         if value in templates or not _FILE.fullmatch(value) or any(map(path.is_relative_to, (MODEL_DIRECTORY, *mounts))):
             continue
         added = {f"{ADDED_FILES}/{file.path}" for file in load_engine(name).files}
         if value not in added:
             yield f"{option} {value} is neither in the image nor mounted: mount it with container.mounts"
+
+
+def _path_in(value: str) -> str:
+    """The path in the value of an option: of a draft model's JSON, or after the name of an adapter."""
+    if not value.startswith("{"):
+        return re.sub(r"^[\w.-]+=", "", value)
+    with suppress(ValueError):
+        return str(parse_json(value).get("model", ""))
+    return ""
 
 
 _FILE = re.compile(r"\.{0,2}/[^{\n]*|[^{\n]*\.(jinja2?|json|py|ya?ml|txt|pem|crt|key)")

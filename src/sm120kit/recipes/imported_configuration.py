@@ -19,9 +19,9 @@ from sm120kit.recipes.launch_command import LaunchCommand, is_download_cache, is
 _SET_BY_SERVE = ("model", "served_name", "host", "port", "revision", "api_key", "nodes")
 _CHOSEN = re.compile(
     r"(NVIDIA|CUDA)_VISIBLE_DEVICES|NVIDIA_DRIVER_CAPABILITIES|HF_(HOME|HUB_CACHE|HUB_OFFLINE|HUB_ENABLE_\w+)|"
-    r"HUGGINGFACE_HUB_CACHE|TRANSFORMERS_(CACHE|OFFLINE)|VLLM_HOST_IP|SGLANG_HOST_IP|HOST_IP|PATH|HOME"
+    r"HUGGINGFACE_HUB_CACHE|TRANSFORMERS_(CACHE|OFFLINE)|VLLM_HOST_IP|SGLANG_HOST_IP|HOST_IP|(LD_LIBRARY_)?PATH|HOME"
 )
-"""Variables of GPUs, download caches and addresses, which serve sets itself."""
+"""Variables of GPUs, download caches, addresses and paths, which serve or the image sets."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class _Import:
             "arguments": arguments,
             "environment": environment,
             "container": {key: value for key, value in container.items() if value},
+            "hardware": self._nodes(),
         }
         data = {key: value for key, value in data.items() if value or key == "arguments"}
         for text in unset([*arguments, *environment.values(), *mounts.values(), model["repository"]]):
@@ -74,6 +75,11 @@ class _Import:
         whole = completed(dict(data), name)
         self.problems += problems(whole)
         return ImportedConfiguration(data, tuple(dict.fromkeys(self.left_out)), tuple(dict.fromkeys(self.problems)))
+
+    def _nodes(self) -> dict[str, int]:
+        """The number of machines, if it is stated and more than one."""
+        count = parser.options(self.recipe.name, self.launch.arguments).get(self.launch.engine.options["nodes"][0], "")
+        return {"nodes": int(count)} if re.fullmatch("[1-9][0-9]{0,2}", count) and count != "1" else {}
 
     def _arguments(self) -> tuple[dict[str, list[str]], list[tuple[str, list[str]]]]:
         """Values of what serve sets itself, by meaning, and the other options with their words."""
@@ -154,7 +160,7 @@ class _Import:
             if is_secret_name(name):
                 self.left_out.append(f"variable {name}: a secret, which is not copied")
             elif _CHOSEN.fullmatch(name):
-                self.left_out.append(f"variable {name}={value}: sm120kit serve sets what it is for")
+                self.left_out.append(f"variable {name}={value}: sm120kit serve or the image sets what it is for")
             else:
                 yield name, value
 

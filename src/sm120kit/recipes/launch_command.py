@@ -56,7 +56,6 @@ class LaunchCommand:
     ipc_host: bool = False
     ulimits: Mapping[str, int] = field(default_factory=dict)
     unified: bool = False
-    nodes: int = 1
     left_out: tuple[str, ...] = ()
     cut_off: tuple[str, ...] = ()
 
