@@ -296,7 +296,7 @@ def _json(files: ModelFiles, name: str) -> dict[str, Any]:
     try:
         content = parse_json(files.content(name), lenient=True)
     except FileNotFoundError as error:
-        raise BadInput(f"{files.source} has no {name}", "name the folder that contains it") from error
+        raise BadInput(f"{files.source} has no {name}", "name a repository or folder that has it beside its weights") from error
     except OSError as error:
         raise NotFound(f"{files.source}: {name} cannot be read: {error.strerror}", "make it a readable file") from error
     except ValueError as error:

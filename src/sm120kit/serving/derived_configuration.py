@@ -150,10 +150,13 @@ def choose_engine(model: NamedModel, hardware: Hardware, wanted: str = "") -> En
 
 def _no_class(model: NamedModel, candidates: list[EngineRecipe]) -> NotFound:
     names, lacking = ", ".join(model.facts.architectures)[:200], " and ".join(recipe.name for recipe in candidates)
-    said = f"is a {names}" if names else "names no architecture in config.json"
+    if not names:
+        return NotFound(
+            f"{model.facts.source} names no architecture in config.json", "add the name of its class: architectures"
+        )
     code = "; its own Python code (auto_map) is not run" if model.facts.remote_code else ""
     hint = "name an engine that has it with --engine; or, for code that you have read, add -- --trust-remote-code to that"
-    return NotFound(f"{model.facts.source} {said}, a class that {lacking or 'no engine'} do not have{code}", hint)
+    return NotFound(f"{model.facts.source} is a {names}, a class that {lacking or 'no engine'} do not have{code}", hint)
 
 
 def _names(recipe: EngineRecipe, kind: str) -> tuple[str, ...]:
