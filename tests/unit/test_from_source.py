@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import re
 import sys
 import zipfile
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 
 from sm120kit import recipes
-from sm120kit.core.errors import BadInput, RequirementMissing
+from sm120kit.core.errors import BadInput, Mismatch, RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes.added_files import read_added_sources
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin
 from sm120kit.wheels import _build_environment, _extensions, _plan, _repack
 from sm120kit.wheels.build_records import BuildPlan
@@ -168,6 +170,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "the archs": {"recipe": RECIPE.model_copy(update={"archs": (Arch.SM_121A,)})},
     "the units": {"recipe": fewer_units()},
     "what is injected": {"recipe": with_table(injected={})},
+    "files of the recipe": {"recipe": with_table(files={"CMakeLists.txt": "0" * 64})},
 }
 
 
@@ -203,6 +206,20 @@ def test_project_at_a_commit_need_not_be_in_flashinfer() -> None:
     first, second = (make_plan(recipe=recipe, carried={}).digest for recipe in commits)
     assert first != second
     assert "https" not in str(commits[0].inputs()["from_source"]) and "a" * 40 in str(commits[0].inputs())
+
+
+def test_module_of_vllm_0_33_has_the_units_and_files_of_its_recipe() -> None:
+    """CMake would report units that differ after minutes of downloads; a file without the sha256 in the recipe is refused."""
+    recipe = recipes.load_engine("vllm-0.33.0")
+    assert recipe.from_source is not None
+    project = read_added_sources(recipe)["CMakeLists.txt"]
+    (target,) = recipe.from_source.targets.values()
+    variables = dict(re.findall(r"^set\((\w+) (csrc/\S+)\)$", project, re.MULTILINE))
+    sources = re.findall(r"^  (\S+\.(?:cu|cpp))\)?$", project, re.MULTILINE)
+    assert {re.sub(r"\$\{(\w+)\}", lambda name: variables[name[1]], source) for source in sources} == {*target.units}
+    with_other = recipe.from_source.model_copy(update={"files": {"CMakeLists.txt": "0" * 64}})
+    with pytest.raises(Mismatch, match=r"CMakeLists.txt has sha256"):
+        read_added_sources(recipe.model_copy(update={"from_source": with_other}))
 
 
 def test_flags_contain_no_paths() -> None:
@@ -247,6 +264,10 @@ BAD: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "no variable": (lambda text: text.replace("injected.DEEPGEMM", "injected.deepgemm"), "is not the name of a variable"),
     "unknown key": (lambda text: text.replace("imports = [", "import = ["), "unknown key; did you mean 'imports'"),
+    "a file out": (
+        lambda text: f'{text}\n[from_source.files]\n"../x" = "{"0" * 64}"\n',
+        r"from_source.files.*'\.\./x' is not a path below",
+    ),
     "no units": (lambda text: text[: text.index("units = [")] + "units = []\n", "units: .*at least 1 item"),
 }
 

@@ -220,6 +220,15 @@ def test_problem_of_source_is_reported(tmp_path: Path, old: str, new: str, messa
         recipes.load(str(written(tmp_path, old, new)))
 
 
+def test_commit_takes_the_place_of_the_sdist_and_builds_no_extension(tmp_path: Path, workspace: Workspace) -> None:
+    commit = f'[source]\ngit = "https://git.example.invalid/x.git"\ncommit = "{"0" * 40}"\n'
+    target = targets.resolve(str(written(tmp_path, SOURCE, commit + FROM_SOURCE)), Options(workspace))
+    assert isinstance(target, targets.EngineTarget)
+    assert target.recipe.from_source and target.recipe.pin is None
+    with pytest.raises(BadInput, match="source has a commit, whose Python files are packed"):
+        _from_source.require_source(target)
+
+
 def test_wheel_as_source_builds_no_extension(tmp_path: Path, workspace: Workspace) -> None:
     target = targets.resolve(str(written(tmp_path)), Options(workspace))
     assert isinstance(target, targets.EngineTarget)

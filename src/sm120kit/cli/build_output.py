@@ -11,7 +11,7 @@ from sm120kit.cli.image import show_report
 from sm120kit.core import console
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.images import delivery, image_verification
-from sm120kit.recipes import configurations
+from sm120kit.recipes import EngineRecipe, configurations
 from sm120kit.sources import known_sizes
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels.build_records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
@@ -113,12 +113,12 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
         console.data(f"FlashInfer plan {plan.digest}: {_cost(plan)}")
         console.table(("left out", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
     for repacked in build.repacked:
-        _show_repacked_wheel(repacked)
+        _show_repacked_wheel(repacked, recipe)
     console.data("unverified on SM120: no kernel was run")
 
 
-def _show_repacked_wheel(wheel: RepackedWheel) -> None:
-    """The replaced files of a wheel that is packed again, and the modules that are built from source."""
+def _show_repacked_wheel(wheel: RepackedWheel, recipe: EngineRecipe) -> None:
+    """The replaced files of a wheel that is packed again, the modules that are built from source, and what these require."""
     plan = wheel.plan
     version = local_version(plan.version, plan.digest)
     console.data(f"\n{plan.engine} {version}: the upstream wheel packed again, tree {plan.tree}")
@@ -132,7 +132,11 @@ def _show_repacked_wheel(wheel: RepackedWheel) -> None:
     if plan.modules:
         console.data(f"from source for {' '.join(plan.archs)}:")
         _show_units(plan.modules, full_path=True)
-        console.table(("stand-in for", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
+        injected = recipe.from_source.injected.values() if recipe.from_source else ()
+        required = ((entry.source, entry.git or recipe.flashinfer, entry.reason) for entry in injected if entry.project)
+        console.table(("required project", "from", "reason"), required)
+        if plan.left_out:
+            console.table(("stand-in for", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
 
 
 def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Files that a recipe adds to its image, by hash: chat templates, launch scripts, tuned configurations."""
+"""Files that a recipe adds by hash: chat templates and launch scripts to its image, build files to its engine's source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from sm120kit.core.data_roots import data_root, top_root
 from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.outside import read_found
-from sm120kit.recipes.schema import Recipe
+from sm120kit.recipes.schema import EngineRecipe, Recipe
 
 FILES = "files"
 """The directory of these files in a user's repository, and in the built-in data."""
@@ -25,6 +25,12 @@ def read_added(recipe: Recipe) -> dict[str, str]:
         Mismatch: a file does not have the sha256 in the recipe.
     """
     return {entry.path: _read(recipe.name, entry.path, entry.sha256) for entry in recipe.files}
+
+
+def read_added_sources(recipe: EngineRecipe) -> dict[str, str]:
+    """The texts of the files that a recipe adds to its engine's source, by path. See :func:`read_added` for errors."""
+    files = recipe.from_source.files if recipe.from_source else {}
+    return {path: _read(recipe.name, f"{recipe.name}/{path}", sha256) for path, sha256 in files.items()}
 
 
 def _read(recipe: str, path: str, sha256: str) -> str:

@@ -358,9 +358,12 @@ class TargetTable(Strict):
     ``member`` is its path in the upstream wheel, ``units`` are all its sources. ``gib``, ``seconds`` and ``expect_kernels`` are
     as in a :class:`ModuleTable`. ``answers`` are Python expressions with the values they must have when the module is loaded as
     ``library``, without a GPU, after ``imports``.
+
+    A member that the upstream wheel lacks ``overrides`` operators of a module that it has; that one is loaded before it.
     """
 
     member: RelativePath
+    overrides: RelativePath | None = None
     units: Annotated[tuple[RelativePath, ...], Field(strict=False, min_length=1)]
     gib: dict[str, float] = {}
     seconds: dict[str, float] = {}
@@ -373,10 +376,12 @@ class FromSourceTable(Strict):
     """The parts of an engine that ``--from-source`` builds and puts into its upstream wheel.
 
     ``sha256`` is that of the engine's sdist. ``environment`` are the distributions of the closure that the build needs, with
-    the compiler; ``injected`` has CMake variables as keys.
+    the compiler; ``injected`` has CMake variables as keys. ``files`` has the sha256 of each text in ``files/<recipe>/``, see
+    :class:`AddedFile`, that is added to the source or replaces a file of it.
     """
 
     sha256: Sha256
+    files: dict[Annotated[RelativePath, StringConstraints(pattern=ADDED)], Sha256] = {}
     environment: Annotated[tuple[Name, ...], Field(strict=False)]
     injected: dict[Annotated[str, StringConstraints(pattern=VARIABLE)], InjectedTable] = {}
     targets: Annotated[dict[str, TargetTable], Field(min_length=1)]
@@ -523,7 +528,7 @@ class EngineRecipe(Strict):
     ``resolved`` (the wheels are locked) or ``verified`` (an image with compiled modules has passed its checks, which need no
     GPU and do not run kernels on one). ``env`` is the environment of the image and ``serve`` the command that it runs.
     ``base`` is the name of a base in ``recipes/bases/``; without it, it is chosen at build time.
-    ``source`` is the source of the engine's patch series, unless that is the sdist of ``from_source``.
+    ``source`` is the source of the engine's patch series; without it, that is the sdist of ``from_source`` or the locked wheel.
     ``patched`` are other wheels with patch series. To distributions in ``as_released``, which may be the engine, no patch of a
     series is applied.
     ``b12x`` are kernels of b12x that are compiled into the image. ``leave_out`` are files of locked wheels that the image does
@@ -574,7 +579,7 @@ class EngineRecipe(Strict):
         for bad in self.known_bad:
             if pins.get(bad.distribution) == bad.version:
                 yield f"environment.requires: {bad.distribution} {bad.version} is known to be bad: {bad.reason}"
-        if self.source and self.from_source:
+        if isinstance(self.source, WheelSource) and self.from_source:
             yield "source: set, but from_source has the engine's sdist"
         if isinstance(self.source, WheelSource):
             name, release, _, _ = parse_wheel_filename(self.source.wheel)
@@ -596,7 +601,8 @@ class EngineRecipe(Strict):
 
         Not ``as_released``: the sources and patches in the lockfile are those that are applied.
         """
-        injected = self.from_source.injected if self.from_source else {}
+        source = self.from_source
+        injected, targets, added = (source.injected, source.targets, source.files) if source else ({}, {}, {})
         prose: dict[str, Any] = {
             **dict.fromkeys(("summary", "state", "built", "upstream", "as_released", "known_bad"), True),
             "environment": {"overrides": {"__all__": {"reason"}}},
@@ -605,8 +611,11 @@ class EngineRecipe(Strict):
             "files": {"__all__": {"reason"}},
             "source": {"git"},  # names a host; the commit is enough
             "from_source": {
+                **({} if added else {"files": True}),
                 "injected": {key: {"reason", "git"} | ({"commit"} - table.model_fields_set) for key, table in injected.items()},
-                "targets": {"__all__": {"gib", "seconds"}},
+                "targets": {
+                    key: {"gib", "seconds"} | ({"overrides"} - table.model_fields_set) for key, table in targets.items()
+                },
             },
         }
         optional = ("base", "source", "patched", "from_source", "b12x", "leave_out", "wrong_record", "files")
@@ -644,7 +653,9 @@ class EngineRecipe(Strict):
         """The pin of the engine's own source, if parts of it are patched or built from source. See also :meth:`pin_on`."""
         if isinstance(self.source, WheelSource):
             return WheelPin(self.engine, self.engine, self.version, self.source.sha256, self.source.wheel)
-        return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256) if self.from_source else None
+        if self.source or not self.from_source:
+            return None
+        return SdistPin(self.engine, self.engine, self.version, self.from_source.sha256)
 
     def pin_on(self, wheel: WheelPin) -> WheelPin | SdistPin:
         """The pin of the engine's own source, of which the locked wheel is a part if the recipe has a commit or no source."""

@@ -121,8 +121,9 @@ def _fetch(repository: Repository, url: str, commit: str) -> None:
         _require_below_limit(full, url)
         if full.returncode != 0:
             raise FetchFailed(
-                f"{redacted(url)} cannot be read: {_reason(full)}",
-                "check the URL, the network and git's settings, such as its credential helper, or --mirror",
+                f"{redacted(url)} cannot be read, for commit {commit}: {_reason(full)}",
+                "check the URL, the network and git's settings, such as its credential helper; "
+                f"or give the directory of a bare clone {repository_name(url)} with --mirror, once: the commit is kept",
             )
     kind = repository.git("cat-file", "-t", commit, check=False).stdout.strip()
     if kind == "commit":

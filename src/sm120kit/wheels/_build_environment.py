@@ -61,16 +61,20 @@ class Interpreter:
     driver: Path
 
 
-def wrong_answers(library: Path, imports: Sequence[str], expected: dict[str, str], interpreter: Interpreter) -> tuple[str, ...]:
+def wrong_answers(
+    library: Path, imports: Sequence[str], expected: dict[str, str], interpreter: Interpreter, before: Path | None = None
+) -> tuple[str, ...]:
     """Load a module after ``imports`` and return every problem: why it does not load, or expressions with another value.
 
-    Every symbol has to resolve. ``expected`` is the printed value by Python expression, in which the module is ``library``.
+    Every symbol has to resolve. The library ``before`` is loaded before it. ``expected`` is the printed value by Python
+    expression, in which the module is ``library``.
     """
     program = "\n".join(
         [
             "import ctypes, importlib, os, sys",
             "ctypes.CDLL(sys.argv[2], ctypes.RTLD_GLOBAL)",
             *(f"import {name}" for name in imports),
+            *(["ctypes.CDLL(sys.argv[3], os.RTLD_NOW)"] if before else []),
             "library = ctypes.CDLL(sys.argv[1], os.RTLD_NOW)",
             *(f"print('answer', {expression})" for expression in expected),
         ]
@@ -81,7 +85,9 @@ def wrong_answers(library: Path, imports: Sequence[str], expected: dict[str, str
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
     }
-    done = process.run([interpreter.python, "-c", program, library, interpreter.driver], env=environment, check=False)
+    done = process.run(
+        [interpreter.python, "-c", program, library, interpreter.driver, before or ""], env=environment, check=False
+    )
     if done.returncode != 0:
         return (f"does not load: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}",)
     answers = [line.removeprefix("answer ") for line in done.stdout.splitlines() if line.startswith("answer ")]

@@ -254,16 +254,19 @@ def check_extensions(build: ExtensionBuild, official: Path, site: BuildSite) -> 
 
     def load_problems(module: Module) -> tuple[str, ...]:
         target, library = build.table.targets[module.name], work / module.library
-        official_module = work / "official" / target.member
+        member = target.overrides or target.member
+        official_module = work / "official" / member
         with archives.open_wheel(official) as wheel:
-            if target.member not in wheel.namelist():
-                raise BadInput(f"{official.name} has no {target.member}", "correct from_source.targets of the recipe")
-            write_atomic(official_module, archives.read_member(wheel, target.member))
+            if member not in wheel.namelist():
+                raise BadInput(f"{official.name} has no {member}", "correct from_source.targets of the recipe")
+            write_atomic(official_module, archives.read_member(wheel, member))
         needed, search_paths = dynamic_section(library)
         further = sorted(needed - dynamic_section(official_module)[0])
         problems = [f"needs {name}, which the upstream module does not need" for name in further]
         problems += [f"has a search path for the loader: {path}" for path in search_paths]
-        problems += wrong_answers(library, target.imports, target.answers, interpreter)
+        problems += wrong_answers(
+            library, target.imports, target.answers, interpreter, official_module if target.overrides else None
+        )
         return tuple(problems)
 
     return check_modules(build.plan, work, load_problems)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Toolchain
 from sm120kit.patches.patch_records import PatchedTree
+from sm120kit.recipes.added_files import read_added_sources
 from sm120kit.recipes.locked_toolchain import NVCC
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources.git import Repository
@@ -39,7 +40,13 @@ def require_source(target: EngineTarget) -> PatchedTree:
 
     Raises:
         NotFound: nothing of the engine can be built from source.
+        BadInput: the recipe names a commit, which is the source of Python files only.
     """
+    if target.recipe.from_source and target.recipe.source:
+        raise BadInput(
+            f"{target.recipe.name}: source has a commit, whose Python files are packed; nothing of it is compiled",
+            "leave out --from-source, or the table source",
+        )
     if target.recipe.from_source is None or target.engine_tree is None:
         names = recipes.names(recipes.EngineRecipe)
         capable = [name for name in names if recipes.load_engine(name).from_source]
@@ -49,6 +56,15 @@ def require_source(target: EngineTarget) -> PatchedTree:
             f"engines with a part that can be built: {', '.join(capable) or 'none'}",
         )
     return target.engine_tree
+
+
+def fetch_source(target: EngineTarget) -> None:
+    """Fetch an engine's own source and the commits of projects that its modules require. See :func:`require_source`."""
+    require_source(target)
+    assert target.recipe.from_source is not None
+    for filled in target.recipe.from_source.injected.values():
+        if filled.pin:
+            sources.fetch(filled.pin, target.options.workspace, target.options.origin)
 
 
 def plan_extensions(target: EngineTarget) -> ExtensionBuild:
@@ -112,11 +128,16 @@ def build_extensions(
     planned = RepackedWheel(plan, patched_members(recipe.engine, build.tree))
     name = f"{recipe.name}-from-source-{plan.digest[:12]}"
 
+    source = _with_files(build.tree, read_added_sources(recipe))
+
     def make(directory: Path) -> Artifacts | None:
+        required = _required(build, options)  # before gigabytes of wheels
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
         site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
         files = write_patched_members(recipe.engine, build.tree, official, site.work / "overlay")
-        _prepare(build, site, wheels, options)
+        sources.unpack_wheels(wheels, site.environment, recipe.environment.python)
+        for project, tree in {_extensions.SOURCE: source, **required}.items():
+            patches.materialise(tree, site.work / project)
         reporting.info(
             "building without a network"
             if site.isolation
@@ -134,21 +155,26 @@ def build_extensions(
     return build_once(planned, name, options, make)
 
 
-def _prepare(build: ExtensionBuild, site: BuildSite, wheels: list[Path], options: Options) -> None:
-    """Write environment, source and required projects into the work directory."""
-    sources.unpack_wheels(wheels, site.environment, build.recipe.environment.python)
-    patches.materialise(build.tree, site.work / _extensions.SOURCE)
+def _required(build: ExtensionBuild, options: Options) -> dict[str, PatchedTree]:
+    """The trees of the projects that the engine requires, by project; a commit is fetched if it is not cached."""
     flashinfer = build.flashinfer
     paths = {project.project: project.path for project in flashinfer.inside}
+    required = {}
     for filled in build.table.injected.values():
-        if filled.project is None:
-            continue
         if filled.pin:
-            required = _commit_tree(filled.pin, options)
-        else:
+            required[filled.pin.project] = _commit_tree(filled.pin, options)
+        elif filled.project:
             tree = Repository(flashinfer.checkout.repository).subtree(flashinfer.commit, paths[filled.project])
-            required = replace(flashinfer, tree=tree)
-        patches.materialise(required, site.work / filled.project)
+            required[filled.project] = replace(flashinfer, tree=tree)
+    return required
+
+
+def _with_files(tree: PatchedTree, files: Mapping[str, str]) -> PatchedTree:
+    """A tree with texts by path added, or in place of its own."""
+    with Repository(tree.checkout.repository).index(tree.tree) as index:
+        for path, text in files.items():
+            index.add(path, text.encode())
+        return replace(tree, tree=index.write_tree())
 
 
 def _commit_tree(pin: GitPin, options: Options) -> PatchedTree:

@@ -239,6 +239,7 @@ def plan_extensions(
         "targets": [[name, target.member, sorted(target.units)] for name, target in sorted(table.targets.items())],
         "injected": injected,
         "official": official.sha256,
+        **({"files": table.files} if table.files else {}),
         "environment": sorted((wheel.name, wheel.sha256) for wheel in wheels),
         "versions": dict(environment.versions),
         **_local(tree),

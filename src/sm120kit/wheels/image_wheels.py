@@ -112,7 +112,7 @@ def build(
 def _build_from_source(target: EngineTarget, stage: Stage, watch: Callable[[Progress], None]) -> RepackedWheel | None:
     """Plan or build an engine's own wheel with extension modules from source; None before the stage ``plan``."""
     if stage in (Stage.FETCH, Stage.PATCH):
-        _from_source.require_source(target)
+        _from_source.fetch_source(target)
         return None
     build = _from_source.plan_extensions(target)
     if stage is Stage.PLAN:

@@ -318,6 +318,35 @@ def test_required_project_at_a_commit_comes_from_a_mirror(engine: Engine, tmp_pa
     assert "looked for cutlass.git, cutlass, cutlass.bundle" in refused.stderr and "Traceback" not in refused.stderr
 
 
+def test_module_of_a_project_in_the_recipe_lies_beside_the_upstream_one(engine: Engine, tmp_path: Path) -> None:
+    """A recipe replaces the engine's CMakeLists.txt; its module is new, and is checked beside that which it overrides."""
+    other = Engine.__new__(Engine)
+    other.data, other.mirror = tmp_path / "data", engine.mirror
+    shutil.copytree(engine.data, other.data)
+    project = other.data / "files" / "vllm-9.0" / "CMakeLists.txt"
+    project.parent.mkdir(parents=True)
+    project.write_text(CMAKE.replace("_tiny", "_own"))
+    path = other.data / "recipes" / "engines" / "vllm-9.0.toml"
+    text = path.read_text().replace("targets._tiny", "targets._own")
+    digest = hashlib.sha256(project.read_bytes()).hexdigest()
+    path.write_text(
+        text.replace(f'"{MEMBER}"', f'"vllm/_own.abi3.so"\noverrides = "{MEMBER}"').replace(
+            "[from_source.injected.HEADERS",
+            f'[from_source.files]\n"CMakeLists.txt" = "{digest}"\n[from_source.injected.HEADERS',
+        )
+        + "\"'/official/vllm/_tiny.abi3.so' in open('/proc/self/maps').read()\" = \"True\"\n"
+    )
+    other.command(tmp_path / "state", "recipe", "lock")
+    ours = members(Path(other.build(tmp_path / "state").stdout.strip()))
+    upstream = members(engine.mirror / "vllm-9.0-cp38-abi3-linux_x86_64.whl")
+    assert ours[MEMBER] == upstream[MEMBER] and {*ours} - {*upstream} >= {"vllm/_own.abi3.so"}
+    (record,) = (json.loads(text) for name, text in ours.items() if name.endswith("sm120kit.json"))
+    assert record["replaced"]["vllm/_own.abi3.so"]["official"] == ""
+    project.write_text(project.read_text() + "\n")
+    refused = other.build(tmp_path / "another", code=12).stderr
+    assert "vllm-9.0/CMakeLists.txt has sha256" in refused and digest in refused
+
+
 def test_patched_python_is_packed_without_a_compiler(engine: Engine, wheel: Path, tmp_path: Path) -> None:
     built, ran = engine.build(tmp_path / "state", program=OVERLAY).stdout.split()
     name = re.fullmatch(r"vllm-(9\.0\+sm120kit\.[0-9a-f]{12})-cp38-abi3-linux_x86_64\.whl", Path(built).name)
