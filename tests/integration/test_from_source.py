@@ -1,10 +1,12 @@
-"""The patches of vLLM 0.20.0: its own CMake code and Python, before and after them."""
+"""The patches of vLLM for builds from source: its own CMake code and Python, before and after them."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,3 +97,30 @@ def test_patched_vllm_chooses_triton_for_int8_on_sm12x(tmp_path: Path) -> None:
     code = re.sub(r"//.*", "", repository.read(base, dispatch).decode())
     call = re.search(r"dispatch_scaled_mm\(([^;]*)\);", code)
     assert call and call[1].split(",")[7].strip() == "nullptr", "its INT8 function"
+
+
+def test_patched_vllm_imports_the_module_for_sm12x_after_the_upstream_one(tmp_path: Path) -> None:
+    """The imports at the head of vLLM's own file, with small modules in place of the compiled ones."""
+    target = resolve("vllm-0.33.0", Options(Workspace.open(tmp_path)))
+    assert isinstance(target, EngineTarget)
+    tree = _from_source.require_source(target)
+    package = tmp_path / "vllm"
+    package.mkdir()
+
+    def imported(commit: str, *modules: str, text: str = "") -> str:
+        source = Repository(tree.checkout.repository).read(commit, "vllm/platforms/cuda.py")
+        head = [node for node in ast.parse(source).body if re.match(r"(import|with).*\bvllm\._", ast.unparse(node), re.DOTALL)]
+        shutil.rmtree(package)
+        for name in ("__init__", *modules):
+            (package / f"{name}.py").parent.mkdir(exist_ok=True)
+            (package / f"{name}.py").write_text(f"print(__name__)\n{text if name == '_C_sm12x' else ''}")
+        program = "import contextlib\n" + "\n".join(map(ast.unparse, head))
+        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        return "; ".join(done.stdout.split()[1:] + done.stderr.splitlines()[-1:])
+
+    upstream, own = "_C_stable_libtorch", "_C_sm12x"
+    assert imported(tree.checkout.commit, upstream, own) == f"vllm.{upstream}"
+    assert imported(tree.commit, upstream, own) == f"vllm.{upstream}; vllm.{own}"
+    assert imported(tree.commit, upstream) == f"vllm.{upstream}", "the upstream wheel has no such module"
+    broken = imported(tree.commit, upstream, own, text="raise ImportError('undefined symbol')")
+    assert broken.endswith("ImportError: undefined symbol"), "a module that does not load is not passed over"
