@@ -127,7 +127,8 @@ def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], serve
     state = record.parents[1]
     mounts = [{"Type": "bind", "Source": str(state / "caches" / CACHE / "kernels")}, {"Type": "tmpfs", "Source": ""}]
     labels = {"sm120kit.record": str(record), "sm120kit.configuration": "a\tb"}
-    (tmp_path / "inspected").write_text(json.dumps(["/s", "running", "2026-01-01T00:00:00Z", labels, mounts]))
+    row = json.dumps(["/s", "running", "2026-01-01T00:00:00Z", labels, mounts])
+    (tmp_path / "inspected").write_text(f"{row}\n\n")  # the second container was removed meanwhile
     docker(ps="echo 1234", inspect=f"cat {tmp_path}/inspected")
     for arguments in (("--all",), ("servers", "records")):
         result = CliRunner().invoke(app, ["cache", "--clean", *arguments, "--state", str(state)])

@@ -82,10 +82,10 @@ def _inspected(*options: str) -> tuple[ServingContainer, ...]:
         )
     fields = (".Name", ".State.Status", ".State.StartedAt", ".Config.Labels", ".Mounts")
     listing = f"[{','.join(f'{{{{json {field}}}}}' for field in fields)}]"
-    # A container that ended in between has no output, and makes the exit code 1.
+    # A container that was removed in between has an empty line or none, and makes the exit code 1.
     asked = ("docker", "inspect", "--format", listing, *done.stdout.split())
     lines = process.run(asked, check=False).stdout.splitlines() if done.stdout.strip() else []
-    return tuple(_container(*parse_json(line)) for line in lines)
+    return tuple(_container(*parse_json(line)) for line in lines if line)
 
 
 def _container(
