@@ -21,8 +21,11 @@ FILE_MODES = ("100644", "100755")
 """Plain and executable files, as git writes their modes."""
 
 _HUNK = re.compile(rb"@@ -\d{1,9}(?:,\d{1,9})? \+\d{1,9}(?:,\d{1,9})? @@.*")
-_INDEX = re.compile(rb"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")
-_MODE = re.compile(rb"(new file|deleted file|old|new) mode (\d+)")
+_HEADER = re.compile(
+    rb"diff --git a/(?P<path>.{1,4096}) b/(?P=path)\n"
+    rb"(?:(?P<kind>new file|deleted file) mode (?P<mode>\d+)\n|old mode (?P<before>\d+)\nnew mode (?P<after>\d+)\n)?"
+    rb"(?:index (?P<old>[0-9a-f]+)\.\.(?P<new>[0-9a-f]+)(?: (?P<unchanged>\d{6}))?\n)?"
+)
 _NO_BLOB = "0" * 40
 _NO_NEWLINE = b"\\ No newline at end of file"
 
@@ -125,104 +128,83 @@ class _Reader:
 
     def file_section(self) -> None:
         """Parse the section of a file: git header, modes and blob ids, hunks."""
-        path = self.path_of(self.peek())
-        problem = path_problem(path)
-        if problem:
+        match = _HEADER.match(b"\n".join(self.lines[self.at : self.at + 4]) + b"\n")
+        if match is None:
+            is_header = self.peek().startswith(b"diff --git ")
+            form = "the two paths of 'diff --git' are not a/PATH and b/PATH with the same plain PATH"
+            raise self.malformed(form) if is_header else self.unknown_line()
+        try:
+            path = match["path"].decode()
+        except UnicodeDecodeError:
+            raise self.malformed("the path is not UTF-8") from None
+        if problem := path_problem(path):
             self.report(f"{path!r} {problem}")
         if path in self.files:
             self.report(f"{path} is changed twice")
-        self.at += 1
-        modes, change = self.header(path)
-        self.files[path] = change
+        self.at += match[0].count(b"\n")
+        kind, old, new = ((match[name] or b"").decode() for name in ("kind", "old", "new"))
+        change = self.files[path] = FileChange(path, old, new, self.first + self.at - 1)
+        if old and (len(old) != 40 or len(new) != 40):
+            self.report("abbreviated blob ids: export with --full-index")
+        for mode in filter(None, match.group("mode", "before", "after", "unchanged")):
+            if mode.decode() not in FILE_MODES:
+                self.report(f"{path} has mode {mode.decode()}: not a plain file")
+        self.end_of_header(path)
         first_hunk = len(self.hunks)
         if self.peek().startswith(b"--- "):
-            self.names(path.encode(), "new file" in modes, "deleted file" in modes)
+            for mark, side, absent in ((b"--- ", b"a/", "new file"), (b"+++ ", b"b/", "deleted file")):
+                name = mark + (b"/dev/null" if kind == absent else side + match["path"])
+                if self.peek().removesuffix(b"\t") != name:  # git appends a tab to a path with a space
+                    raise self.malformed(f"expected {name.decode()!r}")
+                self.at += 1
             self.hunks_of(path)
-        elif not modes:
+        elif not kind and (old or not match["before"]):
             raise self.malformed(f"no hunk follows for {path}")
-        elif change.old and modes == ["old", "new"]:
-            raise self.malformed(f"no hunk follows for {path}, whose content changes")
-        self.check_blobs(change, modes, self.hunks[first_hunk:])
+        self.check_blobs(change, kind or ("mode" if match["before"] else ""), self.hunks[first_hunk:])
         self.end = self.at
 
-    def header(self, path: str) -> tuple[list[str], FileChange]:
-        """Parse the kinds of the mode lines and the blob ids."""
-        begin, modes, changes = self.at, list[str](), list[FileChange]()
-        while self.at < len(self.lines) and not self.peek().startswith((b"--- ", b"diff --git ")) and self.peek() != b"-- ":
-            line = self.peek()
-            mode, index = _MODE.fullmatch(line), _INDEX.fullmatch(line)
-            if mode:
-                modes.append(mode[1].decode())
-                self.check_mode(path, mode[2])
-            elif index:
-                changes.append(FileChange(path, index[1].decode(), index[2].decode(), self.first + self.at))
-                if len(index[1]) != 40 or len(index[2]) != 40:
-                    self.report("abbreviated blob ids: export with --full-index")
-                self.check_mode(path, index[3] or b"100644")
-            elif line.startswith((b"Binary files ", b"GIT binary patch")):
-                raise self.malformed(f"{path} is changed as a binary file; only text can be reviewed")
-            elif line.startswith((b"rename ", b"copy ", b"similarity ", b"dissimilarity ")):
-                raise self.malformed(f"{path} is renamed or copied; export with --no-renames")
-            else:
-                raise self.malformed(f"not part of a git diff: {line.decode(errors='replace')!r}")
-            self.at += 1
-        if len(changes) > 1 or modes not in ([], ["new file"], ["deleted file"], ["old", "new"]):
-            raise self.malformed(f"the header of {path} is contradictory or repeats a line", begin)
-        return modes, changes[0] if changes else FileChange(path, "", "", self.first + begin)
+    def end_of_header(self, path: str) -> None:
+        """Require that hunks, the next file or the end follow the header of a file."""
+        line = self.peek()
+        if self.at == len(self.lines) or line.startswith((b"--- ", b"diff --git ")) or line == b"-- ":
+            return
+        if line.startswith((b"Binary files ", b"GIT binary patch")):
+            raise self.malformed(f"{path} is changed as a binary file; only text can be reviewed")
+        if line.startswith((b"rename ", b"copy ", b"similarity ", b"dissimilarity ")):
+            raise self.malformed(f"{path} is renamed or copied; export with --no-renames")
+        if line.startswith((b"index ", b"old mode ", b"new mode ", b"new file mode ", b"deleted file mode ")):
+            raise self.malformed(f"the header of {path} is contradictory or repeats a line")
+        raise self.unknown_line()
 
-    def check_blobs(self, change: FileChange, modes: list[str], hunks: list[Hunk]) -> None:
+    def unknown_line(self) -> MalformedDiff:
+        return self.malformed(f"not part of a git diff: {self.peek().decode(errors='replace')!r}")
+
+    def check_blobs(self, change: FileChange, kind: str, hunks: list[Hunk]) -> None:
         """Require blob ids that fit the content of a file that is created or deleted, and two others for any other change."""
 
         def report(text: str) -> None:
             self.problems.append(Problem(self.file, change.line, text))
 
         if not change.old:
-            if hunks or modes != ["old", "new"]:
+            if hunks or kind != "mode":
                 report(f"no index line for {change.path}: export with --full-index")
             return
         if len(change.old) != 40 or len(change.new) != 40:
             return  # abbreviated
-        if modes in (["new file"], ["deleted file"]):
+        if kind in ("new file", "deleted file"):
             old = b"".join(line for hunk in hunks for line in hunk.old)
             new = b"".join(line for hunk in hunks for line in hunk.new)
             content, blob, rest, other = (new, change.new, old, change.old)
-            if modes == ["deleted file"]:
+            if kind == "deleted file":
                 content, blob, rest, other = (old, change.old, new, change.new)
             actual = blob_id(content)
             if rest or other != _NO_BLOB or len(hunks) > 1:
-                report(f"{change.path} is a {modes[0]}, but its diff has two sides")
+                report(f"{change.path} is a {kind}, but its diff has two sides")
             elif blob != actual:
                 report(f"the content of {change.path} has blob id {actual}, its index line has {blob}")
             return
         if _NO_BLOB in (change.old, change.new) or change.old == change.new:
             report(f"the index line of {change.path} does not name two different blobs")
-
-    def check_mode(self, path: str, mode: bytes) -> None:
-        if mode.decode() not in FILE_MODES:
-            self.report(f"{path} has mode {mode.decode()}: not a plain file")
-
-    def path_of(self, line: bytes) -> str:
-        """Parse the path in ``diff --git a/PATH b/PATH``."""
-        names = line.removeprefix(b"diff --git ")
-        if names == line:
-            raise self.malformed(f"not part of a git diff: {line.decode(errors='replace')!r}")
-        half = names[: len(names) // 2]
-        if names != half + b" b/" + half[2:] or not half.startswith(b"a/"):
-            raise self.malformed("the two paths of 'diff --git' are not a/PATH and b/PATH with the same plain PATH")
-        try:
-            return half[2:].decode()
-        except UnicodeDecodeError:
-            raise self.malformed("the path is not UTF-8") from None
-
-    def names(self, path: bytes, created: bool, deleted: bool) -> None:
-        """Parse the lines ``--- a/PATH`` and ``+++ b/PATH``; git appends a tab to a path with a space."""
-        for mark, name in (
-            (b"--- ", b"/dev/null" if created else b"a/" + path),
-            (b"+++ ", b"/dev/null" if deleted else b"b/" + path),
-        ):
-            if self.peek().removesuffix(b"\t") != mark + name:
-                raise self.malformed(f"expected {(mark + name).decode()!r}")
-            self.at += 1
 
     def hunks_of(self, path: str) -> None:
         from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
