@@ -40,7 +40,7 @@ def test_only_functions_that_the_recipe_names_may_be_undefined(
 ) -> None:
     ffi = link(tmp_path, "ffi", 'extern "C" int contained(int tile) { return tile; }')
     link(tmp_path, "module", SOURCE)
-    module = Module("module", "module.so", (), True, (), undefined)
+    module = Module("module", "module.so", (), (), undefined)
     problems = tvm_ffi_loader(ffi, tmp_path, TOOLS)(module)
     assert (problem in problems[0]) if problem else problems == ()
 
@@ -48,5 +48,5 @@ def test_only_functions_that_the_recipe_names_may_be_undefined(
 def test_a_function_of_no_library_is_a_problem_beside_one_that_may_be_undefined(tmp_path: Path) -> None:
     ffi = link(tmp_path, "ffi", "int unrelated;")
     link(tmp_path, "module", SOURCE)
-    module = Module("module", "module.so", (), True, (), ("tile_of_32",))
+    module = Module("module", "module.so", (), (), ("tile_of_32",))
     assert tvm_ffi_loader(ffi, tmp_path, TOOLS)(module) == ("does not load: undefined symbol: contained",)

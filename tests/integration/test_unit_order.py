@@ -26,14 +26,14 @@ default {module}.so
 """
 
 
-def module_of(name: str, seconds: dict[str, float], *, packed: bool) -> tuple[Module, Generated]:
+def module_of(name: str, seconds: dict[str, float]) -> tuple[Module, Generated]:
     """A module with a unit for each name in ``seconds``, and its ninja file in the form of FlashInfer's."""
     outputs = {unit: f"{name}/{unit}.o" for unit in seconds}
     statements = "\n".join(f"build {output}: cuda_compile source" for output in outputs.values())
     ninja = NINJA.format(module=name, units=statements, outputs=" ".join(outputs.values()))
     units = tuple(Unit(name, "source", outputs[unit], 1, time) for unit, time in seconds.items())
     compiled = tuple(("source", output) for output in outputs.values())
-    return Module(name, f"{name}.so", units, packed, ()), Generated(name, f"{name}.so", (), compiled, ninja)
+    return Module(name, f"{name}.so", units, ()), Generated(name, f"{name}.so", (), compiled, ninja)
 
 
 def compile_in(work: Path, modules: list[tuple[Module, Generated]], launcher: Path | None = None) -> list[str]:
@@ -50,21 +50,18 @@ def compile_in(work: Path, modules: list[tuple[Module, Generated]], launcher: Pa
     return (work / "started").read_text().splitlines()
 
 
-def test_units_start_longest_first_across_modules_and_samples(tmp_path: Path) -> None:
-    packed = module_of("packed", {"a": 20, "b": 70, "c": 10}, packed=True)
-    sample = module_of("sample", {"d": 120, "e": 15}, packed=False)
-    order = ["sample sample/d.o", "packed packed/b.o", "packed packed/a.o", "sample sample/e.o", "packed packed/c.o"]
-    assert compile_in(tmp_path / "work", [packed, sample]) == order
-    assert (tmp_path / "work" / "packed.so").read_text() == "packed/a.o\npacked/b.o\npacked/c.o\n", (
-        "the order of its ninja file"
-    )
-    assert not (tmp_path / "work" / "sample.so").exists()
+def test_units_start_longest_first_across_modules(tmp_path: Path) -> None:
+    first = module_of("first", {"a": 20, "b": 70, "c": 10})
+    second = module_of("second", {"d": 120, "e": 15})
+    order = ["second second/d.o", "first first/b.o", "first first/a.o", "second second/e.o", "first first/c.o"]
+    assert compile_in(tmp_path / "work", [first, second]) == order
+    assert (tmp_path / "work" / "first.so").read_text() == "first/a.o\nfirst/b.o\nfirst/c.o\n", "the order of its ninja file"
 
 
 def test_units_are_not_compiled_again_when_their_order_changes(tmp_path: Path) -> None:
-    first = module_of("packed", {"a": 20, "b": 70}, packed=True)
+    first = module_of("packed", {"a": 20, "b": 70})
     assert len(compile_in(tmp_path / "work", [first])) == 2
-    other_costs = module_of("packed", {"a": 90, "b": 70}, packed=True)
+    other_costs = module_of("packed", {"a": 90, "b": 70})
     assert compile_in(tmp_path / "work", [other_costs]) == []
 
 
@@ -74,7 +71,7 @@ def test_compilers_start_through_the_launcher(tmp_path: Path) -> None:
     kept.mkdir()
     launcher.write_text(f'#!/bin/sh\no={kept}/$(basename "$5")\n[ -e "$o" ] || {{ "$@" && cp "$5" "$o"; }}\ncp "$o" "$5"\n')
     launcher.chmod(0o755)
-    module = module_of("packed", {"a": 20, "b": 70}, packed=True)
+    module = module_of("packed", {"a": 20, "b": 70})
     assert len(compile_in(tmp_path / "first", [module], launcher)) == 2
     assert compile_in(tmp_path / "second", [module], launcher) == []
     assert (tmp_path / "second" / "packed.so").read_bytes() == (tmp_path / "first" / "packed.so").read_bytes()

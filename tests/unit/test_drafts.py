@@ -17,8 +17,9 @@ from small_engine import make_wheel
 
 from sm120kit import recipes
 from sm120kit.core.errors import FetchFailed, NotTrusted, ResourceUnavailable
-from sm120kit.recipes import _toml_text, drafts
+from sm120kit.recipes import _toml_text, drafts, lockfile
 from sm120kit.recipes.drafts import Python, Template
+from sm120kit.recipes.recipe_records import Lock
 from sm120kit.sources import Origin
 from sm120kit.sources.index import ListedFile, Location
 from sm120kit.sources.wheel_metadata import WheelMetadata, read_contents
@@ -94,7 +95,7 @@ def test_recipes_appear_together_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     for name in ("flashinfer-1.0", "vllm-9.0"):
         path = tmp_path / "made" / f"{name}.toml"
         path.write_text("")
-        recipes.lock_path(path).write_text("{}")
+        recipes.lock_path(path).write_text(lockfile.text(Lock(lockfile.FORMAT, {}, (), (), (), ())))
         staged.append(SimpleNamespace(target=SimpleNamespace(path=path)))
     real, renamed = Path.replace, []
 

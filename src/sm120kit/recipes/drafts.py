@@ -144,9 +144,8 @@ def draft_flashinfer(template: Template, sdist: ListedFile, cutlass: tuple[str, 
     }
     requires = data.get("environment", {}).get("requires", [])
     data.get("environment", {})["requires"] = [f"{FFI}=={ffi}" if each.startswith(f"{FFI}==") else each for each in requires]
-    for table in (*data["modules"].values(), *data["groups"].values()):
-        for key in ("expect_kernels", "expect_sample_kernels"):
-            table.pop(key, None)
+    for table in data["modules"].values():
+        table.pop("expect_kernels", None)
     return Draft(name, data, template.name, ["kernels are not counted yet: add expect_kernels after the first build"])
 
 
@@ -166,10 +165,7 @@ def keep_modules(draft: Draft, sources: Mapping[str, Sequence[str]], failures: M
     groups: dict[str, Any] = draft.data["groups"]
     for name, group in list(groups.items()):
         group["modules"] = [module for module in group["modules"] if module in modules]
-        files = [f"{module}/{file}" for module in modules for file in sources[module]]
-        samples = [sample for sample in group.pop("samples", []) if any(fnmatch(file, f"{sample}*") for file in files)]
-        group |= {"samples": samples} if samples else {}
-        if not group["modules"] and not samples:
+        if not group["modules"]:
             del groups[name]
     if draft.data["default_group"] not in groups and groups:
         draft.data["default_group"] = next(iter(groups))

@@ -230,16 +230,10 @@ class ModuleTable(Strict):
 
 
 class GroupTable(Strict):
-    """A group of kernels, built with ``--kernels NAME``.
-
-    ``modules`` are compiled, linked and packed. ``samples`` are units (``module/file pattern``) that are compiled and checked
-    but not packed, because their module is incomplete without its other units.
-    """
+    """A group of kernels, built with ``--kernels NAME``: ``modules`` are compiled, linked and packed."""
 
     summary: str
     modules: Strings
-    samples: Strings = ()
-    expect_sample_kernels: dict[str, Annotated[int, Field(ge=1)]] = {}
 
 
 class OverrideTable(Strict):
@@ -436,7 +430,7 @@ class FlashInferRecipe(Strict):
                 near = did_you_mean(source.inside, fetched)
                 yield f"sources.{name}.inside: {source.inside!r} is not a fetched source{near}"
         for name, group in self.groups.items():
-            for module in (*group.modules, *(sample.split("/")[0] for sample in group.samples)):
+            for module in group.modules:
                 if module not in self.modules:
                     yield f"groups.{name}: no module {module!r}{did_you_mean(module, self.modules)}"
         if self.default_group not in self.groups:
@@ -465,6 +459,8 @@ class FlashInferRecipe(Strict):
             "modules": {"__all__": {"gib", "seconds"}},
         }
         inputs = self.model_dump(mode="json", exclude=prose)
+        for group in inputs["groups"].values():  # keys of recipes whose lockfiles users have
+            group |= {"samples": [], "expect_sample_kernels": {}}
         for module in inputs["modules"].values():
             for key in ("arguments", "regroup"):
                 if not module[key]:

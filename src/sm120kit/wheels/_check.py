@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sm120kit.core import process
-from sm120kit.core.errors import BadInput, CheckFailed
+from sm120kit.core.errors import CheckFailed
 from sm120kit.core.records import Toolchain
 from sm120kit.kernels.cubin import matching, read
 from sm120kit.kernels.cubin.cubin_records import Cubin
@@ -50,10 +50,9 @@ def check_modules(
     cubins: dict[str, tuple[Cubin, ...]] = {}
     problems = []
     for module in plan.modules:
-        cubins[module.name] = _cubins(module, work)
+        cubins[module.name] = read(work / module.library)
         problems += [f"{module.name}: {problem}" for problem in _device_code_problems(module, cubins[module.name])]
-        if module.packed:
-            problems += [f"{module.name}: {problem}" for problem in load_problems(module)]
+        problems += [f"{module.name}: {problem}" for problem in load_problems(module)]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise CheckFailed(
@@ -61,18 +60,6 @@ def check_modules(
             f"look with `cuobjdump -res-usage` at the objects in {work}",
         )
     return cubins
-
-
-def _cubins(module: Module, work: Path) -> tuple[Cubin, ...]:
-    files = [work / module.library] if module.packed else [work / unit.output for unit in module.units]
-    cubins: list[Cubin] = []
-    for file in files:
-        try:
-            cubins += read(file)
-        except BadInput:  # an object file may have no device code
-            if module.packed:
-                raise
-    return tuple(cubins)
 
 
 def _device_code_problems(module: Module, cubins: tuple[Cubin, ...]) -> list[str]:

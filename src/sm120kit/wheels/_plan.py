@@ -71,24 +71,15 @@ class BuildEnvironment:
 
 
 def generator_requests(selection: Selection) -> dict[str, Any]:
-    """Input of the engine's generators: for each module its generator, regrouped units, and patterns of units."""
-    table = group(selection.recipe, selection.group)
-    requests: dict[str, Any] = {}
-    for name in (*table.modules, *(sample.split("/")[0] for sample in table.samples)):
-        only = (
-            None
-            if name in table.modules
-            else [sample.split("/", 1)[1] for sample in table.samples if sample.startswith(name + "/")]
-        )
-        module = selection.recipe.modules[name]
-        requests[name] = generator_request(module, [entry.units for entry in module.leave_out], only)
-    return requests
+    """Input of the engine's generators: for each module its generator, regrouped units, and patterns of those left out."""
+    modules = ((name, selection.recipe.modules[name]) for name in group(selection.recipe, selection.group).modules)
+    return {name: generator_request(module, [entry.units for entry in module.leave_out]) for name, module in modules}
 
 
-def generator_request(module: ModuleTable, leave_out: Sequence[str] = (), only: Sequence[str] | None = None) -> dict[str, Any]:
-    """Input of a module's generator; ``leave_out`` and ``only`` are patterns of units."""
+def generator_request(module: ModuleTable, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Input of a module's generator; ``leave_out`` are patterns of units."""
     regroup = {"regroup": [table.model_dump() for table in module.regroup]} if module.regroup else {}
-    return {**module.call, "leave_out": list(leave_out), "only": only, **regroup}
+    return {**module.call, "leave_out": list(leave_out), **regroup}
 
 
 def plan_flashinfer(
@@ -103,27 +94,25 @@ def plan_flashinfer(
     ``generated`` is the output of the generators for :func:`generator_requests`; ``tiles`` are the recorded tiles that SM12x
     cannot launch, none if no module consists of tiles.
     """
-    recipe, table = selection.recipe, group(selection.recipe, selection.group)
+    recipe = selection.recipe
     group_name = selection.group or recipe.default_group
     modules: list[Module] = []
     left_out: list[LeftOut] = []
     for output in generated:
         settings = recipe.modules[output.name]
-        packed = output.name in table.modules
         units = tuple(
             _unit(output.name, source, object_file, settings, environment.measured_cost) for source, object_file in output.units
         )
-        expect = settings.expect_kernels if packed else table.expect_sample_kernels
         undefined = tuple(table.symbols for table in settings.undefined)
-        modules.append(Module(output.name, output.library, units, packed, tuple(sorted(expect.items())), undefined))
-        left_out += _left_out(output, settings, packed)
+        modules.append(Module(output.name, output.library, units, tuple(sorted(settings.expect_kernels.items())), undefined))
+        left_out += _left_out(output, settings)
     selected = {output.name for output in generated}
     outside = f"compiled on first use: not in kernel group {group_name}"
     left_out += [LeftOut(name, outside) for name in recipe.modules if name not in selected]
     left_out += tiles
     inputs = {
         "modules": [
-            [module.name, module.packed, module.expect_kernels, output.ninja, *_regrouping(recipe.modules[module.name])]
+            [module.name, True, module.expect_kernels, output.ninja, *_regrouping(recipe.modules[module.name])]
             for module, output in zip(modules, generated, strict=True)
         ],
         "left_out": left_out,
@@ -179,7 +168,7 @@ def plan_kernel_wheel(
         groups=(prefix or "all",),
         tree=tree.tree,
         commit=tree.commit,
-        modules=(Module("kernels", "sm120kit_kernels.so", tuple(units), True, expect),),
+        modules=(Module("kernels", "sm120kit_kernels.so", tuple(units), expect),),
         left_out=tuple(LeftOut(name, f"its name does not start with {prefix}") for name in kernels if name not in chosen),
         toolchain=environment.toolchain,
     )
@@ -230,7 +219,6 @@ def plan_extensions(
                 _unit(name, source, f"CMakeFiles/{name}.dir/{source}.o", target, environment.measured_cost)
                 for source in target.units
             ),
-            True,
             tuple(sorted(target.expect_kernels.items())),
         )
         for name, target in sorted(table.targets.items())
@@ -312,7 +300,7 @@ def _first_match(values: Mapping[str, float], *names: str, default: float) -> fl
     return next(matches, default)
 
 
-def _left_out(module: Generated, settings: ModuleTable, packed: bool) -> Iterator[LeftOut]:
+def _left_out(module: Generated, settings: ModuleTable) -> Iterator[LeftOut]:
     """The sources of a module that are not compiled, by the pattern that leaves them out, and functions that it lacks."""
     compiled = {PurePosixPath(source).name for source, _ in module.units}
     absent = [source for source in module.sources if source not in compiled]
@@ -323,8 +311,3 @@ def _left_out(module: Generated, settings: ModuleTable, packed: bool) -> Iterato
             yield LeftOut(f"{module.name}: {len(matching)} units {table.units}", table.reason)
     for functions in settings.undefined:
         yield LeftOut(f"{module.name}: functions {functions.symbols}", functions.reason)
-    if absent and not packed:
-        yield LeftOut(
-            f"{module.name}: {len(absent)} further units",
-            f"only a sample of {len(compiled)} is compiled and checked; it is not packed, because the module needs all of them",
-        )

@@ -62,14 +62,12 @@ class Unit:
 class Module:
     """One shared object of the engine, ``library`` relative to the work directory.
 
-    ``packed`` is false if only a sample of its units is compiled: they are checked, but not linked. Symbols that match one of
-    the shell-style patterns ``undefined`` need not resolve.
+    Symbols that match one of the shell-style patterns ``undefined`` need not resolve.
     """
 
     name: str
     library: str
     units: tuple[Unit, ...]
-    packed: bool
     expect_kernels: tuple[tuple[str, int], ...]
     undefined: tuple[str, ...] = ()
 

@@ -79,9 +79,9 @@ def compile_units(plan: BuildPlan, generated: Sequence[Generated], work: Path, s
         CompileFailed: the compiler rejected a unit; all others that were running have ended.
     """
     units = longest_first(unit for module in plan.modules for unit in module.units)
-    # Ninja starts what a library needs before units of samples: hence first the units, in their order, then the libraries.
+    # Ninja starts what a library needs first: hence first the units, in their order, then the libraries.
     finished = _compile(units, generated, work, settings)
-    if libraries := [module.library for module in plan.modules if module.packed]:
+    if libraries := [module.library for module in plan.modules]:
         env = {**dict.fromkeys(_COMPILER_VARIABLES), **_GATE}
         done = process.run([*_ninja(settings), *libraries], cwd=work, env=env, logfile=work / LOG, check=False, tied=True)
         if done.returncode != 0:

@@ -176,7 +176,7 @@ def _pack(prepared: _PreparedBuild, tree: PatchedTree, cubins: Mapping[str, Sequ
     """Pack the wheel with the checked modules, whose device code are ``cubins``, and publish it."""
     plan, work = prepared.plan, prepared.work
     reporting.info("packing the wheel")
-    libraries = {member_of(module.name): work / module.library for module in plan.modules if module.packed}
+    libraries = {member_of(module.name): work / module.library for module in plan.modules}
     return publish(
         plan,
         directory,

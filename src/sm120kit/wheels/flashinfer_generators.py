@@ -1,7 +1,7 @@
 """Run FlashInfer's own generators and print their modules and ninja files. A program, for the tree that is to be built.
 
 Standard input: ``{"tree", "modules": {name: {"generator", "arguments"?, "regroup"?: [{"units", "instantiation", "into"}],
-"leave_out": [pattern], "only": [pattern] | null}}, "tvm_ffi"}``, the last the directory of tvm-ffi's headers; an argument
+"leave_out": [pattern]}}, "tvm_ffi"}``, the last the directory of tvm-ffi's headers; an argument
 ``torch.<name>`` is a data type. Standard output, last line: ``{"modules": {name: {"sources", "library", "ninja"}},
 "includes"}``; paths are absolute.
 
@@ -108,7 +108,6 @@ def main() -> None:
             source
             for source, file in zip(spec.sources, names, strict=True)
             if not any(fnmatch.fnmatch(file, pattern) for pattern in options["leave_out"])
-            and (options["only"] is None or any(fnmatch.fnmatch(file, pattern) for pattern in options["only"]))
         ]
         spec = dataclasses.replace(spec, sources=compiled)
         spec.write_ninja()

@@ -207,7 +207,7 @@ def wheel_record(plan: BuildPlan, tree: PatchedTree) -> dict[str, object]:
         "tree": tree.tree,
         "patches": tree.patches,
         **({"local": tree.local} if tree.local else {}),
-        "modules": [module.name for module in plan.modules if module.packed],
+        "modules": [module.name for module in plan.modules],
         "left_out": plan.left_out,
         "toolchain": {"nvcc": plan.toolchain.nvcc_version, "host": plan.toolchain.host_version},
     }

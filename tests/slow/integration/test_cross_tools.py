@@ -76,7 +76,7 @@ def test_module_for_another_machine_is_loaded_by_the_emulator(
     library = compiled(tools, "int other() { return 1; }", tmp_path / "other.so", "-shared", "-fPIC")
     compiled(tools, f"int absent(); int call() {{ {body} }}", tmp_path / "module.so", "-shared", "-fPIC")
     toolchain = replace(Toolchain(Path(), "", str(tools.compiler), ""), machine="aarch64", emulator=tools.emulation)
-    problems = tvm_ffi_loader(library, tmp_path, toolchain)(Module("module", "module.so", (), True, ()))
+    problems = tvm_ffi_loader(library, tmp_path, toolchain)(Module("module", "module.so", (), ()))
     assert bool(problems) == bool(problem) and all(problem in text for text in problems)
 
 
