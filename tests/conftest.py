@@ -15,9 +15,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 from layout_images import address, publisher, user
-from small_image import daemon, image, image_host, registry, verified
+from small_image import daemon, image_host
 
-__all__ = ["address", "daemon", "image", "image_host", "publisher", "registry", "user", "verified"]
+__all__ = ["address", "daemon", "image_host", "publisher", "user"]
 
 ROOT = Path(__file__).parents[1]
 os.environ["SM120KIT_CONFIG"] = os.devnull  # tests do not read the user's configuration file

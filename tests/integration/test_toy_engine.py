@@ -159,7 +159,7 @@ def test_image_is_built_and_passes_the_suite(data: Path, tmp_path: Path, monkeyp
     except RequirementMissing as reason:
         pytest.skip(str(reason))
     expected = checks.ExpectedImage("toy", "", "", "", "", "", (), (), (), {})
-    report = checks.verify(image, image.canonical_name, expected, store, small.workspace)
+    report = checks.run_checks(image, expected, store, small.workspace)
     results = {f"{check.suite}/{check.name}": str(check.verdict) for check in report.checks}
     assert results.get("toy/server") == "passed" and report.facts["toy"] == "ok", report.checks
     assert results["base/size"] == "passed"

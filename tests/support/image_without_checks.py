@@ -7,37 +7,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from sm120kit.cli import entry
 from sm120kit.cli.options import Sources
 from sm120kit.core import console, reporting
-from sm120kit.core.record_files import read_record
-from sm120kit.images import delivery, image_inputs
-from sm120kit.recipes.recipe_records import Closure
+from sm120kit.images import delivery
 from sm120kit.recipes.target import resolve
-from sm120kit.wheels import flashinfer, image_wheels
+from sm120kit.wheels import image_wheels
 from sm120kit.wheels.build_records import BuildRequest
 
 
 def build(arguments: argparse.Namespace) -> None:
     options = Sources(offline=arguments.offline).run_options()
     target, request = resolve(arguments.engine, options), BuildRequest(group=arguments.kernels)
-    if target.engine:
-        base = delivery.complete(arguments.base, target.recipe)
-        base = delivery.prepare(base, target.recipe, target.engine.closure, options)
-        result = delivery.engine_image(image_wheels.build(target.engine, request), base, options)
-    else:
-        wheels = read_record(Closure, arguments.closure)
-        base = delivery.prepare(arguments.base, target.recipe, wheels, options)
-        built = flashinfer.build(target.flashinfer, request)
-        setup = image_inputs.ImageSetup(
-            kind="flashinfer",
-            recipe=built.name,
-            labels={"sm120kit.build-id": wheels.sha256, "sm120kit.python": wheels.python},
-            env={"FLASHINFER_CUDA_ARCH_LIST": " ".join(arch.number for arch in built.plan.archs)},
-        )
-        result = delivery.assemble(setup, built.wheels, wheels, base, options)
+    assert target.engine
+    base = delivery.prepare(arguments.base, target.recipe, target.engine.closure, options)
+    result = delivery.engine_image(image_wheels.build(target.engine, request), base, options)
     console.info(f"{'built' if result.ran else 'nothing to do for'} {result.context.reference}")
     console.data(result.image.id)
 
@@ -46,7 +31,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("engine")
     parser.add_argument("--base", default="")
-    parser.add_argument("--closure", type=Path)
     parser.add_argument("--kernels")
     parser.add_argument("--offline", action="store_true")
     parsed = parser.parse_args()

@@ -20,8 +20,8 @@ import pytest
 from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks
+from sm120kit.images.checks import CLAIMS
 from sm120kit.images.image_records import Check, CheckResult, Image, ImageContext, VerifiedImage, image_name
-from sm120kit.images.image_verification import CLAIMS
 from sm120kit.images.oci import LAYER, Descriptor, Layout
 
 RECIPE, VERSION, PLATFORM = "vllm-0.19.1", "0.19.1", "linux/amd64"

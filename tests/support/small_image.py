@@ -1,6 +1,4 @@
-"""Fixtures for a small real image, built and verified once for all tests: patched FlashInfer with one compiled module, a CPU
-build of torch, Debian; 1.2 GB. Also its daemon and registry. ``conftest.py`` makes the fixtures available to all tests.
-"""
+"""A host with a daemon and the finished wheel of a FlashInfer with one compiled module. ``conftest.py`` has its fixtures."""
 
 from __future__ import annotations
 
@@ -22,8 +20,6 @@ import pytest
 from sm120kit.images.oci import CONFIG, LAYER, Layout, manifest_of
 
 ROOT = Path(__file__).parents[2]
-CLOSURE = Path(__file__).with_name("image_closure.json")
-BASE = "debian-12-python"
 WITHOUT_CHECKS = Path(__file__).with_name("image_without_checks.py")
 
 
@@ -56,10 +52,6 @@ class ImageHost:
         assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{done.stdout}{done.stderr}"
         return done
 
-    def image(self, base: str, *options: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        arguments = ["flashinfer@0.6.6", "--kernels", "tiny", "--base", base, "--closure", CLOSURE, *options]
-        return self.without_checks(*arguments, code=code)
-
     def without_checks(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Build an image that is not checked and not tagged."""
         return self.run_program([sys.executable, *map(str, (WITHOUT_CHECKS, *arguments))], code)
@@ -74,24 +66,11 @@ class ImageHost:
         """Tags of the daemon."""
         return {tag for image in self.client.images.list() for tag in image.tags}
 
-    def names(self) -> set[str]:
-        """Names of sm120kit's images in the state directory."""
-        listed = json.loads(self.run("image", "list", "--json").stdout)
-        return {tag for entry in listed for tag in entry["tags"]}
-
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[containers.Dockerd]:
     with containers.dockerd() as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Address of a registry, and its storage directory."""
-    root = tmp_path_factory.mktemp("registry")
-    with containers.registry(root) as address:
-        yield address, root / "store"
 
 
 @pytest.fixture(scope="session")
@@ -105,17 +84,8 @@ def image_host(
     return ImageHost(built[0], root, daemon.socket, tmp_path_factory.mktemp("folder"))
 
 
-def tampered(image_host: ImageHost, image: str, command: str) -> tuple[str, str]:
-    """Run ``command`` as root in ``image`` and commit the result with the same labels and settings.
-
-    Returns its id, of the daemon and of the state directory.
-    """
-    client, layout = image_host.client, Layout(image_host.state / "oci")
-    container = client.containers.create(image, ["sh", "-c", command], user="0", network_mode="none")
-    container.start()
-    assert container.wait()["StatusCode"] == 0, container.logs()
-    changed = container.commit(conf=client.api.inspect_image(image)["Config"])
-    container.remove()
+def added_to_layout(changed: Any, layout: Layout) -> str:
+    """Add an image of the daemon to the state directory, and return its id there."""
     with tempfile.TemporaryFile() as file:
         file.writelines(changed.save())
         file.seek(0)
@@ -129,18 +99,4 @@ def tampered(image_host: ImageHost, image: str, command: str) -> tuple[str, str]
             (saved,) = json.loads(read("manifest.json"))
             layers = [layout.add_blob(read(name), LAYER) for name in saved["Layers"]]
             config = layout.add_blob(read(saved["Config"]), CONFIG)
-    return str(changed.id), layout.image(layout.add_manifest(manifest_of(config, layers)).digest).id
-
-
-@pytest.fixture(scope="session")
-def image(image_host: ImageHost) -> str:
-    """The id of the image, which is not verified yet. The daemon has it, too."""
-    built = image_host.image(BASE).stdout.strip()
-    assert "nothing to do" in image_host.image(BASE).stderr
-    return image_host.run("image", "load", built).stdout.strip()
-
-
-@pytest.fixture(scope="session")
-def verified(image_host: ImageHost, image: str) -> str:
-    """The tag of the image after its verification."""
-    return image_host.run("verify", "image", image).stdout.strip().splitlines()[-1]
+    return layout.image(layout.add_manifest(manifest_of(config, layers)).digest).id

@@ -25,7 +25,7 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _base, checks, delivery, image_inputs, published_images
 from sm120kit.images._layers import LayerWriter
-from sm120kit.images.checks._suite_programs import RUNNER
+from sm120kit.images.checks._suite_programs import RUNNER, required_suites
 from sm120kit.images.dockerfile import export_dockerfile
 from sm120kit.images.image_index import FORMAT, PublishedIndex, find_image, read_index
 from sm120kit.images.image_records import (
@@ -78,8 +78,11 @@ def make(tmp_path: Path) -> Any:
     locked = [LockedWheel(name, "1.0", f"{name}-1.0-py3-none-any.whl", name[0] * 64) for name in ("idna", "nvidia-cublas")]
 
     def describe(state: str = "state", **changed: Any) -> tuple[ImageContext, dict[str, Any], dict[str, str]]:
-        setup = {"kind": "flashinfer", "recipe": "flashinfer-0.6.6", "labels": LABELS, "env": {"ARCH": "12.0f"}}
-        setup |= {name: changed.pop(name) for name in [*changed] if name in image_inputs.ImageSetup.__dataclass_fields__}
+        setup = (
+            ENGINE
+            | {"labels": LABELS}
+            | {name: changed.pop(name) for name in [*changed] if name in image_inputs.ImageSetup.__dataclass_fields__}
+        )
         inputs: dict[str, Any] = {"base": BASE, "ours": {patched: file_sha256(patched)}, "locked": locked}
         return image_inputs.describe(
             image_inputs.ImageSetup(**setup), **(inputs | changed), workspace=Workspace.open(tmp_path / state)
@@ -90,11 +93,14 @@ def make(tmp_path: Path) -> Any:
 
 def test_labels_settings_and_name_follow_from_the_inputs(make: Any) -> None:
     described, settings, programs = make()
-    assert described.epoch == 315532800 and programs == {} and described.base == BASE
-    assert described.reference == f"sm120kit/flashinfer:0.6.6-sm120kit.{described.digest[:12]}"
-    assert settings["Cmd"] == ["python"] and settings["Env"][-1] == "ARCH=12.0f" and settings["User"] == "1000:1000"
-    assert not {"Healthcheck", "Entrypoint"} & {*settings}
+    assert described.epoch == 315532800 and described.base == BASE
+    assert described.reference == f"sm120kit/vllm:1.0-sm120kit.{described.digest[:12]}"
+    assert settings["Env"][-2:] == ["A=1", 'B=two "words" and $3'] and "HOME=/home/sm120kit" in settings["Env"]
+    assert settings["Entrypoint"] == ["python", "/opt/sm120kit/serve.py", "vllm", "serve"] and settings["User"] == "1000:1000"
+    assert settings["Healthcheck"]["Test"] == ["CMD", "python", "/opt/sm120kit/healthy.py"]
+    assert {*programs} == {"healthy.py", "help.txt", "serve.py"}
     labels = described.labels
+    assert labels["sm120kit.recipe"] == "vllm-1.0" and labels["org.opencontainers.image.version"] == "1.0"
     assert labels["org.opencontainers.image.base.digest"] == f"sha256:{'a' * 64}"
     assert labels["org.opencontainers.image.created"] == "1980-01-01T00:00:00Z"
     assert labels["sm120kit.patches"] == "cutlass/one@eeeeeeeeeeee"
@@ -113,19 +119,6 @@ def test_installed_copy_of_sm120kit_describes_the_same_image(
     assert make(state="other", **ENGINE)[0].digest == original.digest
 
 
-def test_image_of_an_engine_has_environment_and_start_command_of_the_recipe(make: Any) -> None:
-    described, settings, programs = make(**ENGINE)
-    assert settings["Env"][-2:] == ["A=1", 'B=two "words" and $3'] and "HOME=/home/sm120kit" in settings["Env"]
-    assert settings["Entrypoint"] == ["python", "/opt/sm120kit/serve.py", "vllm", "serve"] and "Cmd" not in settings
-    assert settings["Healthcheck"]["Test"] == ["CMD", "python", "/opt/sm120kit/healthy.py"]
-    assert {*programs} == {"healthy.py", "help.txt", "serve.py"}
-    assert described.reference.startswith("sm120kit/vllm:1.0-sm120kit.")
-    assert described.labels["sm120kit.recipe"] == "vllm-1.0"
-    assert described.labels["org.opencontainers.image.version"] == "1.0"
-    changes = ({"usage": "other options"}, {"env": {"A": "2"}}, {"serve": ("vllm", "run")}, {"b12x": {"kernels": []}})
-    assert len({make(**(ENGINE | change))[0].digest for change in changes} | {described.digest}) == 5
-
-
 def test_programs_of_images_download_nothing() -> None:
     for path in (data_root() / image_inputs.PROGRAMS).rglob("*.py"):
         text = path.read_text()
@@ -138,7 +131,8 @@ def test_digest_depends_on_the_inputs_only(make: Any, monkeypatch: pytest.Monkey
 
     first = digest()
     assert digest("another-directory") == first
-    for change in ({"base": f"debian@sha256:{'b' * 64}"}, {"labels": {}}, {"locked": []}):
+    changes = ({"base": f"debian@sha256:{'b' * 64}"}, {"labels": {}}, {"locked": []}, {"usage": "other"}, {"env": {"A": "2"}})
+    for change in (*changes, {"serve": ("vllm", "run")}, {"b12x": {"kernels": []}}):
         assert digest(**change) != first
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     assert digest() != first
@@ -173,10 +167,10 @@ def test_wheels_of_ours_are_not_hashed_again(make: Any, tmp_path: Path) -> None:
 
 
 def test_suites_include_those_of_the_parents() -> None:
-    assert checks.required_suites("flashinfer") == ("base", "flashinfer")
-    assert checks.required_suites("vllm") == ("base", "flashinfer", "engine", "vllm")
-    with pytest.raises(NotFound, match="toaster"):
-        checks.required_suites("toaster")
+    assert required_suites("vllm") == ("base", "flashinfer", "engine", "vllm")
+    for kind in ("toaster", "flashinfer"):
+        with pytest.raises(NotFound, match=kind):
+            required_suites(kind)
 
 
 SUITE = """

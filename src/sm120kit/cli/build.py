@@ -19,7 +19,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.disk import require_output_directory
 from sm120kit.core.errors import CheckFailed, NotFound
 from sm120kit.core.memory import available_bytes, resident_bytes
-from sm120kit.images import delivery, image_verification
+from sm120kit.images import checks, delivery
 from sm120kit.patches.local import read_local
 from sm120kit.recipes import parse_arch
 from sm120kit.recipes.target import resolve, with_local
@@ -138,7 +138,7 @@ def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str
     with watcher() as watch:
         built = image_wheels.build(target, BuildRequest(), watch)
     image = delivery.engine_image(built, base, options).image
-    report = image_verification.verify_once(image, options.workspace)
+    report = checks.verify_once(image, options.workspace)
     if report.verified is None:
         failed = [f"{check.suite}/{check.name}: {check.detail}" for check in report.checks if check.verdict == "failed"]
         raise CheckFailed("\n  ".join(["the image with these patches failed checks:", *failed]), "correct the patch")

@@ -10,7 +10,7 @@ from pathlib import Path
 from sm120kit.cli.image import show_report
 from sm120kit.core import console
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.images import delivery, image_verification
+from sm120kit.images import checks, delivery
 from sm120kit.recipes import EngineRecipe, configurations
 from sm120kit.sources import known_sizes
 from sm120kit.sources.run_options import Options
@@ -168,7 +168,7 @@ def deliver(build: EngineBuild, base: str, options: Options, *, json: bool) -> N
     result = delivery.engine_image(build, base, options)
     if result.ran:
         console.info(f"built {result.context.reference} in {time.monotonic() - started:.1f} s: {result.image.id}")
-    report = image_verification.verify_once(result.image, options.workspace)
+    report = checks.verify_once(result.image, options.workspace)
     if report.verified is not None and not result.ran and not json:
         console.info(f"nothing to do for {result.context.reference}: the image and its checks are there")
         console.data(report.verified.reference)

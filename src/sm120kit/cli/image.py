@@ -27,7 +27,7 @@ from sm120kit.core import console
 from sm120kit.core.disk import require_new, size
 from sm120kit.core.errors import BadInput
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import image_verification, inventory, loading, publication, published_images, state_entries
+from sm120kit.images import checks, inventory, loading, publication, published_images, state_entries
 from sm120kit.images.checks import CheckReport, unsigned_checks
 from sm120kit.images.checks.quick import left_out
 from sm120kit.images.docker import Daemon
@@ -54,7 +54,7 @@ def verify_image(
     if trust:
         published_images.require_signed(reference, ImageIndex(index, trust).source(), workspace)
         console.info(f"signature verified: the image is listed in {index}")
-    report = image_verification.verify(reference, workspace)
+    report = checks.verify(reference, workspace)
     show_report(report, json=json)
 
 

@@ -281,8 +281,7 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
     without |= {wheel: without[wheel] | paths for wheel, paths in absent.items()}
     for group in groups:
         yield _wheel_layer(inputs, group, without)
-    if scripts:  # of an engine, which compiles kernels
-        yield _cuda_layer(inputs, of_nvidia, frozenset().union(*absent.values()))
+    yield _cuda_layer(inputs, of_nvidia, frozenset().union(*absent.values()))
     for built in context.ours:
         yield from _our_layers(inputs, built, without)
     files = {f"etc/{name}": inputs.base.accounts[name] + added for name, added in _USER.items()}

@@ -55,16 +55,8 @@ USAGE = "help.txt"
 HOME = "/home/sm120kit"
 """The home of the user who runs programs in the image."""
 
-_ENGINE_ENV = {"CUDA_HOME": "/opt/cuda", "LD_LIBRARY_PATH": "/opt/cuda/lib", "NVIDIA_VISIBLE_DEVICES": "all"}
+_ENV = {"CUDA_HOME": "/opt/cuda", "LD_LIBRARY_PATH": "/opt/cuda/lib", "NVIDIA_VISIBLE_DEVICES": "all"}
 """``/opt/cuda/lib`` has libraries of CUDA 13 only: FlashInfer's modules need them also where torch brings those of CUDA 12."""
-
-_FLASHINFER_ENV = {
-    "FLASHINFER_DISABLE_JIT": "1",
-    "FLASHINFER_DISABLE_VERSION_CHECK": "1",
-    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-    "NVIDIA_VISIBLE_DEVICES": "all",
-}
-"""Without a compiler, a module not compiled ahead of time fails by name. flashinfer-cubin insists on the released version."""
 
 _SECOND = 10**9
 _HEALTH_CHECK = {
@@ -88,19 +80,18 @@ NVIDIA = "nvidia-"
 
 @dataclass(frozen=True)
 class ImageSetup:
-    """Kind, recipe and environment of an image, and for an engine its start command ``serve`` and its ``usage``.
+    """Kind, recipe and environment of an engine's image, with its start command ``serve`` and its ``usage``.
 
-    ``labels`` are added to those that follow from the wheels. The default ``version`` is that of our FlashInfer. ``b12x`` is
-    the recipe's table of kernels to compile, or empty. ``files`` are texts that are added, by path below
-    ``/opt/sm120kit/files``.
+    ``labels`` are added to those that follow from the wheels. ``b12x`` is the recipe's table of kernels to compile, or empty.
+    ``files`` are texts that are added, by path below ``/opt/sm120kit/files``.
     """
 
     kind: str
     recipe: str
     labels: Mapping[str, str]
     env: Mapping[str, str]
-    version: str = ""
-    serve: Sequence[str] = ()
+    version: str
+    serve: Sequence[str]
     usage: str = ""
     b12x: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -120,13 +111,12 @@ def describe(
     of_setup, scripts = settings(setup), programs(setup)
     epoch = _epoch()
     built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
-    version = setup.version or built[0].wheel.version
     wheels = tuple(locked)
-    labels = _labels(setup, base, version, built, wheels) | {
+    labels = _labels(setup, base, built, wheels) | {
         "org.opencontainers.image.created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     digest = digest_of([of_setup, scripts, base, epoch, labels, [wheel.wheel.sha256 for wheel in built], wheels])
-    reference = image_name(setup.kind, version, digest, local=LOCAL in labels)
+    reference = image_name(setup.kind, setup.version, digest, local=LOCAL in labels)
     labels |= {f"{LABEL}context": digest, f"{LABEL}reference": reference}
     return ImageContext(digest, setup.kind, base, reference, epoch, labels, wheels, built), of_setup, scripts
 
@@ -171,15 +161,13 @@ def _epoch() -> int:
     return int(text)
 
 
-def _labels(
-    setup: ImageSetup, base: str, version: str, built: Sequence[BuiltWheel], locked: Sequence[LockedWheel]
-) -> dict[str, str]:
+def _labels(setup: ImageSetup, base: str, built: Sequence[BuiltWheel], locked: Sequence[LockedWheel]) -> dict[str, str]:
     """The labels that follow from the inputs of an image."""
     origin = built[0].origin
     labels = {
         "org.opencontainers.image.title": f"sm120kit {setup.kind}",
         "org.opencontainers.image.description": f"{setup.recipe} for NVIDIA SM12x, patched and compiled ahead",
-        "org.opencontainers.image.version": version,
+        "org.opencontainers.image.version": setup.version,
         "org.opencontainers.image.revision": origin["commit"],
         "org.opencontainers.image.base.name": base.partition("@")[0],
         "org.opencontainers.image.base.digest": base.partition("@")[2],
@@ -205,17 +193,18 @@ def settings(setup: ImageSetup) -> dict[str, Any]:
 
     All caches lie in the user's home, also where a container runs as a user whom the image does not name.
     """
-    env = {"HOME": HOME, "USER": "sm120kit", **(_ENGINE_ENV if setup.serve else _FLASHINFER_ENV), **setup.env}
-    config = {"Env": [f"{name}={value}" for name, value in env.items()], "User": "1000:1000", "WorkingDir": HOME}
-    if not setup.serve:
-        return config | {"Cmd": ["python"]}  # a library, not a server: no health check
-    return config | {"Entrypoint": entrypoint(setup.serve), "Healthcheck": _HEALTH_CHECK}
+    env = {"HOME": HOME, "USER": "sm120kit", **_ENV, **setup.env}
+    return {
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "User": "1000:1000",
+        "WorkingDir": HOME,
+        "Entrypoint": entrypoint(setup.serve),
+        "Healthcheck": _HEALTH_CHECK,
+    }
 
 
 def programs(setup: ImageSetup) -> dict[str, str]:
-    """The files that an engine's image has in ``/opt/sm120kit``, by their path there; none of an image of FlashInfer."""
-    if not setup.serve:
-        return {}
+    """The files that an image has in ``/opt/sm120kit``, by their path there."""
     names = ("healthy.py", "serve.py", *([b12x.PROGRAM] if setup.b12x else []))
     request = {b12x.REQUEST: json.dumps(setup.b12x, sort_keys=True)} if setup.b12x else {}
     files = {f"files/{path}": text for path, text in setup.files.items()}
@@ -223,7 +212,7 @@ def programs(setup: ImageSetup) -> dict[str, str]:
 
 
 def entrypoint(serve: Sequence[str]) -> list[str]:
-    """The entrypoint of an engine's image: ``image_programs/serve.py`` with the start command."""
+    """The entrypoint of an image: ``image_programs/serve.py`` with the start command."""
     return ["python", "/opt/sm120kit/serve.py", *serve]
 
 

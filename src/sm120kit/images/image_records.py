@@ -136,6 +136,11 @@ class Check:
     detail: str = ""
     seconds: float = 0.0
 
+    @classmethod
+    def judged(cls, suite: str, name: str, *problems: str) -> Check:
+        """A check that fails if there are problems."""
+        return cls(suite, name, CheckResult.FAILED if problems else CheckResult.PASSED, "; ".join(problems))
+
 
 @dataclass(frozen=True)
 class VerifiedImage:

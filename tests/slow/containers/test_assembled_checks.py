@@ -2,82 +2,92 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import small_flashinfer
+import small_checked
 
-from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import RequirementMissing
-from sm120kit.core.workspace import Workspace
-from sm120kit.images import _assembly, _base, _rootfs, image_inputs, image_verification
+from sm120kit.images import _rootfs, local_images
 from sm120kit.images._layers import LayerWriter
-from sm120kit.images.image_records import Image
+from sm120kit.images.checks import CheckReport
+from sm120kit.images.image_records import Check, CheckResult, Image
 from sm120kit.images.oci import Layout
-from sm120kit.recipes import bases
-from sm120kit.sources.run_options import Options
 
 pytestmark = pytest.mark.containers
 
-
-def assemble(base_name: str, machine: str, directory: Path) -> tuple[Image, Workspace]:
-    """An image of the small FlashInfer for a machine, and its state directory."""
-    workspace = Workspace.open(directory / "state")
-    layout = Layout(workspace.root / "oci")
-    try:
-        image_base = _base.image_base(bases.load(base_name), machine, layout, Options(workspace))
-    except RequirementMissing as error:
-        pytest.skip(error.message)
-    wheels = small_flashinfer.wheels(workspace, directory)
-    locked = dict(wheels.locked)
-    described, settings, programs = image_inputs.describe(
-        small_flashinfer.SETUP,
-        f"{base_name}@{image_base.layers[0].digest}",
-        {wheels.ours: file_sha256(wheels.ours)},
-        [*locked],
-        workspace,
-    )
-    files = locked | {described.ours[0].wheel: wheels.ours}
-    image, _ = _assembly.assemble(described, (settings, programs), image_base, files.__getitem__, layout, workspace)
-    return image, workspace
+SITE = "opt/venv/lib/python3.11/site-packages"
 
 
-def verify(base_name: str, machine: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Assemble an image and run its checks: the command, and its report."""
-    image, workspace = assemble(base_name, machine, directory)
-    done = subprocess.run(
-        [sys.executable, "-m", "sm120kit", "verify", "image", image.id, "--json", "--state", workspace.root],
-        env=os.environ | {"DOCKER_HOST": f"unix://{directory}/absent"},
-        capture_output=True,
-        text=True,
-    )
-    return done, json.loads(done.stdout)
+def failed(report: CheckReport) -> list[Check]:
+    return [check for check in report.checks if check.verdict is CheckResult.FAILED]
+
+
+def changed(image: Image, layout: Layout, files: dict[str, bytes]) -> Image:
+    """The image with a layer above it that adds and replaces files."""
+    manifest = layout.require(image.id)
+    with layout.writer() as blob:
+        writer = LayerWriter(blob, 0)
+        for path, content in files.items():
+            writer.file(path, [content], len(content))
+        layer = writer.finish()
+    layers = (*layout.layers(manifest.digest), layer)
+    return layout.image(layout.add_image(layers, layout.config(manifest.digest)).digest)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="requires another machine than that of the image")
-def test_checks_of_an_image_for_another_machine_run_in_an_emulator(tmp_path: Path) -> None:
-    done, report = verify("debian-12-python", "aarch64", tmp_path)
-    verdicts = {f"{check['suite']}/{check['name']}": check["verdict"] for check in report["checks"]}
-    assert "failed" not in verdicts.values(), [check for check in report["checks"] if check["verdict"] == "failed"]
-    assert done.returncode == 0 and verdicts["base/files"] == verdicts["flashinfer/import"] == "passed", done.stderr
-    assert report["verified"] and report["facts"]["runtime"] == "unshare, qemu-aarch64"
+def test_checks_of_an_image_for_another_machine_run_in_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = small_checked.check(*small_checked.assemble("aarch64", tmp_path), monkeypatch)
+    assert not failed(report) and report.verified and report.facts["runtime"] == "unshare, qemu-aarch64"
 
 
-def test_a_build_reads_no_file_again_and_detects_a_file_of_another_layer(tmp_path: Path) -> None:
-    image, workspace = assemble("debian-12-python", platform.machine(), tmp_path)
+def test_report_of_bubblewrap_is_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, workspace = small_checked.assemble(platform.machine(), tmp_path)
+    first = small_checked.check(image, workspace, monkeypatch)
+    monkeypatch.setattr(local_images, "_command", lambda *request: ["false"])
+    second = small_checked.check(image, workspace, monkeypatch)
+    assert not failed(first) and first.verified
+    assert [report.facts.pop("runtime") for report in (first, second)] == ["unshare", "bubblewrap"]
+    one, other = ([(each.name, each.verdict, each.detail) for each in report.checks] for report in (first, second))
+    assert one == other and first.facts == second.facts
+
+
+def test_each_check_detects_its_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All faults in one image: they do not mask each other."""
+    image, workspace = small_checked.assemble(platform.machine(), tmp_path)
     layout = Layout(workspace.root / "oci")
-    manifest = layout.find(image.id)
-    assert manifest is not None
+    (tree,) = (
+        layer.tree
+        for layer in _rootfs.layers(layout, layout.require(image.id).digest, workspace)
+        if (layer.tree / SITE / "idna/core.py").exists()
+    )
+    bytecode = f"{SITE}/idna/__pycache__/codec.cpython-311.pyc"
+    (metadata,) = (tree / SITE).glob("tabulate-*.dist-info/METADATA")
+    (of_tqdm,) = (tree / SITE).glob("tqdm-*.dist-info/METADATA")
+    faults = {
+        f"{SITE}/tqdm/utils.py": b"changed = True\n",
+        f"{SITE}/added.py": b"",
+        bytecode: (tree / bytecode.replace("codec", "core")).read_bytes(),
+        "etc/pip.conf": b"x",
+        str(metadata.relative_to(tree)): metadata.read_bytes().replace(b"\nVersion: ", b"\nVersion: 9"),
+        str(of_tqdm.relative_to(tree)): of_tqdm.read_bytes().replace(b"\n\n", b"\nRequires-Dist: absent\n\n", 1),
+    }
+    report = small_checked.check(changed(image, layout, faults), workspace, monkeypatch)
+    assert {check.name for check in failed(report)} == {"files", "bytecode", "no_secrets", "versions", "requirements"}
+    (files,) = (check.detail for check in report.checks if check.name == "files")
+    assert "tqdm/utils.py is not the file of tqdm" in files and "added.py belongs to no wheel" in files
+    assert report.verified is None and not [tags for _, tags in layout.images() if tags]
+
+
+def test_a_build_reads_no_file_again_and_detects_a_file_of_another_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, workspace = small_checked.assemble(platform.machine(), tmp_path)
+    layout, path = Layout(workspace.root / "oci"), f"{SITE}/tqdm/utils.py"
 
     def checked(image: Image, read_all: bool) -> tuple[str, str]:
         """Result of the check ``files``, and how many files it read."""
-        report = image_verification.verify(image.id, workspace, read_all=read_all)
+        report = small_checked.check(image, workspace, monkeypatch, read_all=read_all)
         (check,) = (check for check in report.checks if check.name == "files")
         assert report.verified is not None or check.verdict == "failed", report.checks
         return check.detail.partition(" is ")[0], report.facts.get("files read", "")
@@ -87,17 +97,12 @@ def test_a_build_reads_no_file_again_and_detects_a_file_of_another_layer(tmp_pat
     assert not detail and int(read) > 50
 
     # A layer that replaces a file, which no wheel's RECORD describes.
-    config = layout.config(manifest.digest)
-    path = f"opt/venv/lib/python{image.labels['sm120kit.python']}/site-packages/tqdm/utils.py"
-    with layout.writer() as blob:
-        writer = LayerWriter(blob, 0)
-        writer.file(path, [b"changed = True\n"], 15)
-        layer = writer.finish()
-    faulty = layout.add_image((*layout.layers(manifest.digest), layer), config)
+    faulty = changed(image, layout, {path: b"changed = True\n"})
     for read_all in (False, True):
-        assert checked(layout.image(faulty.digest), read_all)[0] == f"1: /{path}", read_all
+        assert checked(faulty, read_all)[0] == f"1: /{path}", read_all
 
     # A file that was changed where the layers are unpacked is read.
-    (tree,) = (each.tree for each in _rootfs.layers(layout, manifest.digest, workspace) if (each.tree / path).exists())
+    manifest = layout.require(image.id).digest
+    (tree,) = (each.tree for each in _rootfs.layers(layout, manifest, workspace) if (each.tree / path).exists())
     (tree / path).write_bytes(b"changed = True\n")
     assert checked(image, read_all=False)[0] == f"1: /{path}"

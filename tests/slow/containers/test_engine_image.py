@@ -17,13 +17,15 @@ from typing import Any
 
 import containers
 import pytest
-from small_image import CLOSURE, ROOT, ImageHost
+from small_checked import CLOSURE
+from small_image import ROOT, ImageHost, added_to_layout
 
 from sm120kit.core import toolchain
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotFound
 from sm120kit.core.record_files import record_json
 from sm120kit.core.records import Arch
+from sm120kit.images.oci import Layout
 
 pytestmark = [
     pytest.mark.containers,
@@ -210,7 +212,8 @@ def rebuilt(engine: ImageHost, engine_image: str, library: bytes, recorded: byte
     config["Labels"]["sm120kit.ours"] += ",vllm==0.0.1+sm120kit.abc"
     changed = container.commit(conf=config)
     container.remove()
-    report = json.loads(engine.run("verify", "image", changed.id, "--json", code=1).stdout)
+    local = added_to_layout(changed, Layout(engine.state / "oci"))
+    report = json.loads(engine.run("verify", "image", local, "--json", code=1).stdout)
     engine.client.images.remove(changed.id, noprune=True)
     (check,) = (check for check in report["checks"] if check["name"] == "rebuilt")
     return check["verdict"], check["detail"]

@@ -11,8 +11,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from small_checked import PIP
 from small_engine import make_wheel
-from small_flashinfer import PIP
 
 from sm120kit import sources
 from sm120kit.core.digests import file_sha256

@@ -12,7 +12,7 @@ from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _b12x as b12x
 from sm120kit.images.checks._expected_image import ExpectedImage
-from sm120kit.images.image_records import Check, CheckResult, Image
+from sm120kit.images.image_records import Check, Image
 from sm120kit.images.local_images import LocalImages
 from sm120kit.kernels.cubin import matching, read
 
@@ -49,10 +49,8 @@ def _device_code(
     missing = sorted({*expected.modules} - {library.stem for library in directory.rglob("*.so")})
     problems += [f"{name} is missing" for name in missing]
     problems += _foreign(archs, expected)
-    yield (
-        Check("flashinfer", "device_code", CheckResult.FAILED if problems else CheckResult.PASSED, "; ".join(problems)),
-        {"archs": ", ".join(sorted(archs)), "kernels": str(count)},
-    )
+    facts = {"archs": ", ".join(sorted(archs)), "kernels": str(count)}
+    yield Check.judged("flashinfer", "device_code", *problems), facts
 
 
 def b12x_code(image: Image, store: LocalImages, directory: Path) -> tuple[Check, Mapping[str, str]]:
@@ -83,13 +81,15 @@ def b12x_code(image: Image, store: LocalImages, directory: Path) -> tuple[Check,
             problems.append(f"{path}: {why}")
         if not kernels or any(kernel.arch != b12x.ARCH or not kernel.fp4_mma for kernel in kernels):
             problems.append(f"{path} has a kernel for another arch than {b12x.ARCH}, or without FP4 instructions")
-    if problems or not recorded:
-        detail = "; ".join(problems[:5]) or f"{b12x.DIRECTORY}/kernels.json lists no kernel"
-        return Check("engine", "b12x_code", CheckResult.FAILED, detail), {}
+    if not recorded and not problems:
+        problems.append(f"{b12x.DIRECTORY}/kernels.json lists no kernel")
+    check = Check.judged("engine", "b12x_code", *problems[:5])
+    if problems:
+        return check, {}
     largest = max(launch.shared_bytes for entry in recorded.values() for launch in entry.launches)
     shared = f"at most {largest:,} bytes of dynamic shared memory"
     facts = {"b12x kernels": f"{count} for {b12x.ARCH}, all with FP4 tensor core instructions, {shared}"}
-    return Check("engine", "b12x_code", CheckResult.PASSED), facts
+    return check, facts
 
 
 def rebuilt(
@@ -124,9 +124,8 @@ def rebuilt(
             cubins = read(file)
             count += sum(len(cubin.kernels) for cubin in cubins)
             problems += [f"{member}: {problem}" for problem in _foreign({cubin.arch for cubin in cubins}, expected)]
-    result = CheckResult.FAILED if problems else CheckResult.PASSED
     facts = {"replaced files": ", ".join(replaced), "kernels rebuilt": str(count)} if replaced else {}
-    yield Check("engine", "rebuilt", result, "; ".join(problems)), facts
+    yield Check.judged("engine", "rebuilt", *problems), facts
 
 
 def _foreign(archs: set[str], expected: ExpectedImage) -> list[str]:

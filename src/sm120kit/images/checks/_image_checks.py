@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sm120kit.core.errors import NotVerified
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
-from sm120kit.images.checks._expected_image import ExpectedImage
+from sm120kit.images.checks._expected_image import ExpectedImage, expected_image
 from sm120kit.images.checks._outside import outside
 from sm120kit.images.checks._suite_programs import CHANGED, files, required_suites, suite_digest
 from sm120kit.images.checks.quick import Baseline, find_baseline
@@ -51,18 +51,30 @@ def record_path(workspace: Workspace, image: Image) -> Path:
     return workspace.root / "images" / "verified" / f"{image.content}.json"
 
 
-def verify(
-    image: Image,
-    reference: str,
-    expected: ExpectedImage,
-    store: LocalImages,
-    workspace: Workspace,
-    report: Callable[[str], None] = lambda line: None,
-) -> CheckReport:
-    """Run the checks of an image. If none fails, write its record, then tag it as ``reference``.
+def verify_once(image: Image, workspace: Workspace) -> CheckReport:
+    """The report of an image that is verified already, after tagging it again, or of the checks that :func:`verify` runs.
 
-    See :class:`ExpectedImage` for ``read_all``.
+    Files that were hashed while the layers were unpacked are not read again, and an image that differs from a checked one in
+    Python files only gets quick checks.
     """
+    store = LocalImages(workspace)
+    try:
+        verified = require_verified(image.id, store, workspace)
+    except NotVerified:
+        return verify(image.id, workspace, read_all=False)
+    store.tag(image.id, verified.reference)
+    return CheckReport(image, verified.checks, verified.facts, verified)
+
+
+def verify(reference: str, workspace: Workspace, *, read_all: bool = True) -> CheckReport:
+    """Check a local image against what its labels and its recipe require; see :class:`ExpectedImage` for ``read_all``."""
+    store = LocalImages(workspace)
+    image = store.find(reference)
+    return run_checks(image, replace(expected_image(image), read_all=read_all), store, workspace)
+
+
+def run_checks(image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace) -> CheckReport:
+    """Run the checks of an image. If none fails, write its record, then tag it with the name in its labels."""
     names, suite = required_suites(expected.kind), suite_digest(expected.kind)
     baseline = None if expected.read_all else find_baseline(image, suite, workspace)
     if baseline:
@@ -72,25 +84,16 @@ def verify(
     inside = [*_inside(image, names, expected, store)]
     if baseline:
         inside = [*_compared_imports(inside, baseline, expected, store)]
-    checks: list[Check] = []
-    facts: dict[str, str] = {}
-    for check, reported in [
-        *inside,
-        *_modules_ahead(inside, expected),
-        *_timed(outside(image, expected, store, workspace, baseline)),
-    ]:
-        report(f"{check.verdict:8} {check.suite}/{check.name}{': ' * bool(check.detail)}{check.detail}")
-        checks.append(check)
-        facts |= reported
-    verified = None
-    failed = any(check.verdict is CheckResult.FAILED for check in checks)
-    if not failed:
-        verified = VerifiedImage(image, reference, suite, tuple(checks), dict(sorted(facts.items())))
-        write_record(record_path(workspace, image), verified)
-        store.tag(image.id, reference)
-    else:
+    results = [*inside, *_modules_ahead(inside, expected), *_timed(outside(image, expected, store, workspace, baseline))]
+    checks = tuple(check for check, _ in results)
+    facts = {name: fact for _, reported in results for name, fact in reported.items()}
+    if any(check.verdict is CheckResult.FAILED for check in checks):
         record_path(workspace, image).unlink(missing_ok=True)
-    return CheckReport(image, tuple(checks), facts, verified)
+        return CheckReport(image, checks, facts, None)
+    verified = VerifiedImage(image, image.canonical_name, suite, checks, dict(sorted(facts.items())))
+    write_record(record_path(workspace, image), verified)
+    store.tag(image.id, verified.reference)
+    return CheckReport(image, checks, facts, verified)
 
 
 def require_verified(reference: str, store: LocalImages, workspace: Workspace) -> VerifiedImage:
@@ -132,9 +135,8 @@ def _inside(
     messages = result.stderr.strip().splitlines()
     if result.code != 0:
         last = (messages or ["no message"])[-1]
-        yield _failed("finished", f"the checks ended with exit code {result.code}: {last}"), {}
-    facts = {"runtime": result.runtime}
-    yield _failed("stderr", "; ".join(messages[:3])) if messages else Check("base", "stderr", CheckResult.PASSED), facts
+        yield Check.judged("base", "finished", f"the checks ended with exit code {result.code}: {last}"), {}
+    yield Check.judged("base", "stderr", *messages[:3]), {"runtime": result.runtime}
 
 
 def _timed(results: Iterator[tuple[Check, Mapping[str, str]]]) -> Iterator[tuple[Check, Mapping[str, str]]]:
@@ -152,7 +154,7 @@ def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
         verdict = CheckResult(line["verdict"])
         return Check(line["suite"], line["name"], verdict, line["detail"], line["seconds"]), line["facts"]
     except (ValueError, KeyError, TypeError):
-        return _failed("output", f"unexpected output: {text}"), {}
+        return Check.judged("base", "output", f"unexpected output: {text}"), {}
 
 
 def _quick(expected: ExpectedImage, baseline: Baseline) -> ExpectedImage:
@@ -184,11 +186,5 @@ def _modules_ahead(
         if check.name == MODULES_REQUESTED and check.verdict is CheckResult.PASSED:
             listed = facts.get(REQUESTED, "").split("; ")
             misses = "; ".join(text for text in listed if text and text.partition(" ")[0] not in expected.modules)
-            failed = bool(expected.complete and misses)
-            verdict = CheckResult.FAILED if failed else CheckResult.PASSED
-            problem = f"not compiled ahead of time: {misses}" if failed else ""
-            yield Check(check.suite, "modules_ahead", verdict, problem), {"modules compiled on first use": misses or "none"}
-
-
-def _failed(name: str, detail: str) -> Check:
-    return Check("base", name, CheckResult.FAILED, detail)
+            problems = [f"not compiled ahead of time: {misses}"] if expected.complete and misses else []
+            yield Check.judged(check.suite, "modules_ahead", *problems), {"modules compiled on first use": misses or "none"}

@@ -12,15 +12,11 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.images._wheel_layers import VENV
 from sm120kit.images.checks import _device_code
 from sm120kit.images.checks._expected_image import ExpectedImage
-from sm120kit.images.checks._suite_programs import required_suites
 from sm120kit.images.checks.quick import Baseline
 from sm120kit.images.image_inputs import context_of
 from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image
 from sm120kit.images.local_images import LocalImages
 from sm120kit.wheels.published_wheels import unverified_cache
-
-FLASHINFER_LIMIT_BYTES = 3 * 2**30
-"""Of an image of FlashInfer, as :attr:`sm120kit.engines.Engine.size_limit_bytes`."""
 
 NEEDS_GPU = {
     "flashinfer": ("kernels", "needs an SM12x GPU, on which `sm120kit verify kernels` compares them; unverified on SM120"),
@@ -38,29 +34,26 @@ def outside(
 
     Device code and entrypoint of an image that differs from ``baseline`` in Python files only are not checked.
     """
-    engine = engines.find(expected.kind)
-    limit = engine.size_limit_bytes if engine else FLASHINFER_LIMIT_BYTES
+    limit = engines.of_recipe(expected.kind).size_limit_bytes
     size = f"{image.bytes / 2**20:.0f} MiB"
-    problem = f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed" if image.bytes > limit else ""
-    yield Check("base", "size", CheckResult.FAILED if problem else CheckResult.PASSED, problem), {"size": size}
+    too_large = [f"{size} unpacked, at most {limit / 2**20:.0f} MiB are allowed"] if image.bytes > limit else []
+    yield Check.judged("base", "size", *too_large), {"size": size}
     leaks = "; ".join(suspect_steps(store.history(image.id), image, expected))[:200]
-    problem = f"a setting or secret in the history: {leaks}" if leaks else ""
-    yield Check("base", "history", CheckResult.FAILED if leaks else CheckResult.PASSED, problem), {}
+    yield Check.judged("base", "history", *([f"a setting or secret in the history: {leaks}"] if leaks else [])), {}
     site = f"/{VENV}/lib/python{image.labels.get('sm120kit.python', '')}/site-packages"
     if baseline:
         for left in baseline.left("flashinfer/device_code", "engine/b12x_code", "engine/entrypoint"):
             yield left, {}
     else:
         yield from _device_code.compiled(image, site, expected, store, workspace)
+        if expected.serve:
+            yield _entrypoint(image, expected, store)
     with workspace.scratch() as directory:
         yield from _device_code.rebuilt(image, site, expected, store, directory)
     for statement in signature(image, workspace):
         yield statement, {}
-    if expected.serve and not baseline:
-        yield _entrypoint(image, expected, store)
     for suite, (name, reason) in NEEDS_GPU.items():
-        if suite in required_suites(expected.kind):
-            yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
+        yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
 
 
 def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage) -> list[str]:
@@ -96,5 +89,4 @@ def _entrypoint(image: Image, expected: ExpectedImage, store: LocalImages) -> tu
         result = store.run(image.id, [*argv, option], {}) if argv else None
         if result is None or result.code != 0 or text not in result.stdout:
             problems.append(f"{option} does not print {text}: {result.stderr.strip()[-200:] if result else 'no entrypoint'}")
-    verdict = CheckResult.FAILED if problems else CheckResult.PASSED
-    return Check("engine", "entrypoint", verdict, "; ".join(problems)), {}
+    return Check.judged("engine", "entrypoint", *problems), {}

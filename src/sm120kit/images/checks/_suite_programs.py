@@ -8,10 +8,9 @@ from sm120kit import engines
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import NotFound
 from sm120kit.kernels import driver_stub
-from sm120kit.recipes.schema import FLASHINFER_KEY
 
 COMMON = ("base", "flashinfer", "engine")
-"""The suites that an image of an engine must pass before that of the engine. One of FlashInfer must pass the first two."""
+"""The suites that an image must pass before that of its engine."""
 
 CHANGED = "changed"
 """The suite of an image that gets quick checks."""
@@ -22,14 +21,14 @@ RUNNER = {"run.py": Path(__file__).parent / "suites" / "run.py", "driver_stub.py
 
 
 def required_suites(kind: str) -> tuple[str, ...]:
-    """Names of the suites that an image of a kind must pass, parents first.
+    """Names of the suites that an image of an engine must pass, parents first.
 
     Raises:
-        NotFound: no such kind of image.
+        NotFound: there is no such engine, or it has no suite.
     """
-    if not (_suite(kind) / f"checks_{kind}.py").is_file():
+    if not engines.find(kind) or not (_suite(kind) / f"checks_{kind}.py").is_file():
         raise NotFound(f"there are no checks for images of kind {kind!r}", f"in {_suite(kind)}")
-    return COMMON[:2] if kind == FLASHINFER_KEY else (*COMMON, kind)
+    return (*COMMON, kind)
 
 
 def suite_digest(kind: str) -> str:
