@@ -273,7 +273,7 @@ def test_file_that_differs_from_record_is_refused_unless_the_recipe_lists_it(
     ):
         layer = LayerWriter(blob, 0)
         bytecode = BytecodeWriter(BytecodeCompiler([sys.executable]), layer)
-        _wheel_layers.install(wheel, path, layer, bytecode, _wheel_layers.Exceptions(wrong_record=wrong_record))
+        _wheel_layers.install(wheel, path, layer, bytecode, wrong_record=wrong_record)
 
 
 @pytest.mark.parametrize("entry", ["sha99=AAAA", "sha256"])

@@ -129,7 +129,7 @@ class SmallImage:
             layer = LayerWriter(blob, 315532800)
             layer.directory("usr")
             written = layer.finish()
-        made = BaseLayer("debian-12", "x86_64", written, {}, root).image_base(self.python)
+        made = BaseLayer("debian-12", "x86_64", written, root).image_base(self.python)
         config: dict[str, Any] = {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["bash"]}
         return replace(made, config=made.config | {"config": config})
 

@@ -1041,12 +1041,12 @@ def test_drafted_tokens_are_read_from_the_arguments(load: Callable[[str], Any], 
 
 
 def test_version_of_sglang_is_that_of_the_wheel_that_was_packed_again(load: Callable[[str], Any], capsys: Any) -> None:
-    load("engine")
+    engine = load("engine")
     suite = load("sglang")
     answers = {"version": "sglang version: 0.5.11 | git revision: N/A", "--help": "--model-path"}
-    suite.run = lambda argv: SimpleNamespace(returncode=0, stdout=answers[argv[-1]], stderr="")
+    engine.run = lambda argv: SimpleNamespace(returncode=0, stdout=answers[argv[-1]], stderr="")
     expected = {"distributions": {"sglang": "0.5.11+sm120kit.ec101745e4ed"}, "serve": ["python", "-m", "sglang.launch_server"]}
-    assert suite.check_command(expected) == {"sglang version": "0.5.11"}
+    assert suite.check_command(expected) == {"version of the command": "0.5.11"}
     with pytest.raises(AssertionError, match=r"not 0\.5\.12"):
         suite.check_command(expected | {"distributions": {"sglang": "0.5.12"}})
 

@@ -121,7 +121,6 @@ def test_only_signed_entries_are_used_with_a_key(
     assert fetched(cache(registry, trusting), tmp_path / "foreign", "other-" + "b" * 64) is None
     assert "is not signed with" in warnings[-1]
     cache(registry, signing(keys)).push(KEY, source)  # replaces the one that is not signed
-    assert "is replaced" in warnings[-1]
     del warnings[:]
     assert fetched(cache(registry, trusting), tmp_path / "signed") == FILES
     assert not warnings
@@ -247,7 +246,6 @@ def test_entry_with_damaged_statement_is_replaced(
     registry.blobs[statement] = bytes(len(registry.blobs[statement]))
     registry.owners[statement].clear()  # it is sent again
     cache(registry, signing(keys)).push(KEY, source)
-    assert "is replaced" in warnings[-1]
     assert fetched(cache(registry, CacheAccess(keys["ours.pub"])), tmp_path / "copy") == FILES
 
 
@@ -256,7 +254,6 @@ def test_entry_that_lacks_a_file_is_pushed_again(registry: RegistryServer, warni
     cache(registry, CacheAccess(push=True)).push(KEY, source)
     del registry.blobs[digest_of(FILES["one.whl"])]
     cache(registry, CacheAccess(push=True)).push(KEY, source)
-    assert "is replaced" in warnings[-1]
     assert fetched(cache(registry), tmp_path / "copy") == FILES
 
 

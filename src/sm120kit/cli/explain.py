@@ -21,8 +21,8 @@ def explain_(
     """Explain known errors in a log.
 
     Prints cause, fixes and sources of each known error, the first failure first, then its consequences. For an unknown failure:
-    the lines most likely to matter, a search in the engine's tracker, and the text of an issue without secrets, names of users
-    and hosts, and addresses. Exit code 0: a failure is explained, or the server started and answers; 1: no cause is known.
+    the lines most likely to matter, a search in the engine's tracker, and the text of an issue without secrets, home
+    directories and addresses. Exit code 0: a failure is explained, or the server started and answers; 1: no cause is known.
     """
     results = []
     for log in logs:

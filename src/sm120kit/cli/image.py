@@ -250,7 +250,7 @@ def load(
 ) -> None:
     """Load an image into the container daemon.
 
-    Layers that the daemon has are not sent. It gets the tag of a checked image; a tag of another image is not moved.
+    It gets the tag of a checked image; a tag of another image is not moved.
     """
     layout = Layout(sources.workspace().root / "oci")
     manifest = layout.require(reference).digest

@@ -27,7 +27,7 @@ from sm120kit.images import _rootfs, _wheel_layers
 from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
 from sm120kit.images._image_cuda_home import write_cuda_home
 from sm120kit.images._layers import LayerWriter
-from sm120kit.images._wheel_layers import VENV, Exceptions, WheelContents
+from sm120kit.images._wheel_layers import VENV, WheelContents
 from sm120kit.images.image_inputs import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.oci import Descriptor, Layout
@@ -356,8 +356,7 @@ def _wheel_layer(inputs: _Inputs, group: Sequence[LockedWheel], without: Mapping
     def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
         bytecode = BytecodeWriter(compiler, layer)
         for wheel in group:
-            exceptions = Exceptions(without[wheel], wrong.get(wheel.name, ()))
-            _wheel_layers.install(wheel, inputs.files(wheel), layer, bytecode, exceptions)
+            _wheel_layers.install(wheel, inputs.files(wheel), layer, bytecode, without[wheel], wrong.get(wheel.name, ()))
         bytecode.finish()
 
     names = [wheel.name for wheel in group]

@@ -11,8 +11,7 @@ import fnmatch
 import functools
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -48,15 +47,11 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class BaseLayer:
-    """A base as a layer. ``left_out`` are bytes by the pattern of files that were left out.
-
-    ``root`` is the unpacked file system, which must not be changed; all files belong to this user.
-    """
+    """A base as a layer. ``root`` is its unpacked file system, which must not be changed; all files belong to this user."""
 
     name: str
     machine: str
     layer: Descriptor
-    left_out: Mapping[str, int]
     root: Path
 
     def image_base(self, python: tuple[str, ...]) -> ImageBase:
@@ -127,7 +122,7 @@ def base_layer(base: bases.Base, machine: str, layout: Layout, options: Options)
             system = DebianSystem(root, debs, base)
             system.add_generated(machine)
             system.add_bytecode(python(compiled_by or root))
-            made = BaseLayer(base.name, machine, system.write(layout), system.left_out, target / "root")
+            made = BaseLayer(base.name, machine, system.write(layout), target / "root")
             write_record(directory / "base.json", made)
     return made
 
@@ -177,7 +172,6 @@ class DebianSystem:
             results = pool.map(functools.partial(unpack, root=root, left_out=base.left_out), largest_first)
             unpacked = dict(zip(largest_first, results, strict=True))
         self._packages = [unpacked[deb] for deb in debs]
-        self.left_out = dict(sorted(sum((Counter(package.left_out) for package in self._packages), Counter()).items()))
         self.entries = {"": RootEntry("", "directory")}
         for deb in debs:
             for entry in unpacked[deb].entries:

@@ -90,17 +90,6 @@ class WheelContents:
     executable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Exceptions:
-    """Files of a wheel that are not installed as they are: paths in the image of those that are not written.
-
-    ``wrong_record`` are patterns of those that are not compared with RECORD, by their paths in the wheel.
-    """
-
-    without: frozenset[str] = frozenset()
-    wrong_record: Sequence[str] = ()
-
-
 def read_contents(wheel: LockedWheel, path: Path, python: ImagePython) -> WheelContents:
     """List the files of a wheel without unpacking them.
 
@@ -117,17 +106,24 @@ def read_contents(wheel: LockedWheel, path: Path, python: ImagePython) -> WheelC
     return WheelContents(listing.files, size, tuple(names), tuple(sorted(listing.executable)))
 
 
-def install(wheel: LockedWheel, path: Path, layer: LayerWriter, bytecode: BytecodeWriter, exceptions: Exceptions) -> None:
-    """Write the files of a wheel into a layer, with ``exceptions``, and give its Python files to ``bytecode``.
+def install(
+    wheel: LockedWheel,
+    path: Path,
+    layer: LayerWriter,
+    bytecode: BytecodeWriter,
+    without: frozenset[str] = frozenset(),
+    wrong_record: Sequence[str] = (),
+) -> None:
+    """Write the files of a wheel into a layer, except the paths ``without``, and give its Python files to ``bytecode``.
 
-    Contents are compared with the wheel's RECORD.
+    Contents are compared with the wheel's RECORD, except files that match a pattern in ``wrong_record``.
 
     Raises:
         BadInput: it is damaged, its layout is not that of a wheel, or a file does not have the sha256 of its RECORD.
         NotTrusted: a path leads out of the environment, or exists in the layer.
     """
-    with _open(wheel, path, exceptions.wrong_record) as source:
-        _LayerDestination(wheel, layer, bytecode, exceptions.without).install(source)
+    with _open(wheel, path, wrong_record) as source:
+        _LayerDestination(wheel, layer, bytecode, without).install(source)
 
 
 def read_file(wheel: LockedWheel, path: Path, member: str) -> bytes:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from sm120kit import recipes, sources
 from sm120kit.core.disk import require_disk
@@ -102,15 +100,6 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     return int(_base.BYTES_PER_PACKED * packages + fetched + 2 * _UNPACKED_RATIO * layers) + compiler
 
 
-def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
-    """Build the image of an engine from the wheels of ``build`` and the upstream wheels of its lockfile.
-
-    ``base`` is from :func:`prepare`; see :func:`assemble` for errors.
-    """
-    setup = engine_setup(build.recipe, build.build_id, build.closure)
-    return assemble(setup, build.wheels, build.closure, base, options)
-
-
 def engine_setup(recipe: recipes.EngineRecipe, build_id: str, closure: Closure) -> contexts.ImageSetup:
     """Kind, labels and environment of the image of an engine."""
     return contexts.ImageSetup(
@@ -138,21 +127,22 @@ def _overridden(recipe: recipes.EngineRecipe) -> dict[str, str]:
     return {f"{contexts.LABEL}overridden": text} if text else {}
 
 
-def assemble(setup: contexts.ImageSetup, ours: Mapping[Path, str], closure: Closure, base: str, options: Options) -> ImageBuild:
-    """Write the layers of an image in the state directory, without a daemon.
+def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
+    """Write the layers of an engine's image in the state directory, without a daemon. ``base`` is from :func:`prepare`.
+
+    They have the wheels of ``build`` and the upstream wheels of its lockfile.
 
     Raises:
         BadInput, NotTrusted: a wheel is damaged or hostile.
         CommandFailed: a step failed.
         ResourceUnavailable, SystemRefused: the layers cannot be stored.
     """
-    workspace = options.workspace
-    image_base, reference = _base.debian_image(base, closure.machine, options)
-    context, *described = contexts.describe(setup, reference, ours, closure.wheels, workspace)
-    ours_by_wheel = {built.wheel: path for built, path in zip(context.ours, ours, strict=True)}
-    files = _assembly.wheel_files(
-        ours_by_wheel, closure.wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin)
-    )
+    workspace, wheels = options.workspace, build.closure.wheels
+    setup = engine_setup(build.recipe, build.build_id, build.closure)
+    image_base, reference = _base.debian_image(base, build.closure.machine, options)
+    context, *described = contexts.describe(setup, reference, build.wheels, wheels, workspace)
+    ours = {built.wheel: path for built, path in zip(context.ours, build.wheels, strict=True)}
+    files = _assembly.wheel_files(ours, wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin))
     layout = LocalImages(workspace).layout
     image, ran = _assembly.assemble(context, (described[0], described[1]), image_base, files, layout, workspace)
     return ImageBuild(context, image, ran)

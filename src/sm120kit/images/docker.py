@@ -68,13 +68,6 @@ class Daemon:
             raise NotFound(f"there is no image {reference}", "sm120kit build builds it, sm120kit pull fetches it")
         return image
 
-    def layers(self) -> list[tuple[str, ...]]:
-        """The layers of every image, lowest first."""
-        with daemon_call("listing images"):
-            ids = {entry["Id"] for entry in self._client.api.images()}
-        images = (self.inspect(id_) for id_ in sorted(ids))
-        return [image.layers for image in images if image is not None]
-
     def load(self, archive: Iterable[bytes]) -> str:
         """Load an archive of an image without a tag, and return the id that the daemon reports; "" if it reports none.
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from sm120kit.core import reporting
 from sm120kit.core.disk import disk_errors, require_disk
-from sm120kit.core.errors import AlreadyExists, DaemonUnreachable, NotVerified
+from sm120kit.core.errors import AlreadyExists, NotVerified
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image
 from sm120kit.images.oci import INDEX, REFERENCE, Descriptor, Layout
@@ -28,7 +28,7 @@ _CHUNK = 2**20
 def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
     """Load an image of a layout into a daemon, and tag it as in the layout, where only checked images have tags.
 
-    Layers that the daemon has are not sent, if it can use them. Returns the image as the daemon describes it.
+    Returns the image as the daemon describes it.
 
     Raises:
         NotVerified: the daemon loaded other content.
@@ -43,7 +43,7 @@ def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
     inspected = map(daemon.inspect, (image.id, manifest, *references))
     loaded = next((listed for listed in inspected if listed and listed.content == image.content), None)
     if loaded is None:
-        loaded = _load(layout, manifest, image, daemon)
+        loaded = _send(layout, manifest, daemon)
     if loaded.content != image.content:
         raise NotVerified(
             f"the daemon loaded {loaded.id} with content {loaded.content}; that of {image.id} is {image.content}",
@@ -68,35 +68,11 @@ def require_free(reference: str, image: Image, daemon: Daemon) -> None:
         )
 
 
-def _load(layout: Layout, manifest: str, image: Image, daemon: Daemon) -> Image:
+def _send(layout: Layout, manifest: str, daemon: Daemon) -> Image:
     """Load an image without a tag."""
-    present = _common_layers(image, daemon)
-    if present:
-        try:
-            loaded = _send(layout, manifest, daemon, present)
-            if loaded.content == image.content:
-                return loaded
-            # containerd's image store has the layers of a pulled image compressed only: what it loaded is incomplete.
-        except DaemonUnreachable as error:  # the other image was removed meanwhile
-            reporting.detail(f"the daemon does not use its own layers: {error.message}")
-    return _send(layout, manifest, daemon, ())
-
-
-def _send(layout: Layout, manifest: str, daemon: Daemon, without: Iterable[str]) -> Image:
-    pieces = archive(layout, manifest, (), without)
-    size = sum(blob.size for blob in _blobs(layout, manifest) if blob.digest not in {*without})
-    with reporting.task("loading the image into the daemon", size, transfer=True) as advance:
-        return daemon.find(daemon.load(_counted(pieces, advance)) or layout.image(manifest).id)
-
-
-def _common_layers(image: Image, daemon: Daemon) -> tuple[str, ...]:
-    """The lowest layers that an image shares with another in the daemon, unless they occur above these again."""
-    longest = 0
-    for layers in daemon.layers():
-        same = next((n for n, pair in enumerate(zip(layers, image.layers, strict=False)) if pair[0] != pair[1]), None)
-        longest = max(longest, min(len(layers), len(image.layers)) if same is None else same)
-    above = {*image.layers[longest:]}
-    return tuple(layer for layer in image.layers[:longest] if layer not in above)
+    with reporting.task("loading the image into the daemon", _size(layout, manifest), transfer=True) as advance:
+        loaded = daemon.load(_counted(archive(layout, manifest, ()), advance))
+    return daemon.find(loaded or layout.image(manifest).id)
 
 
 def export(layout: Layout, manifest: str, path: Path) -> None:
@@ -147,10 +123,9 @@ def _size(layout: Layout, manifest: str) -> int:
     return sum(blob.size for blob in _blobs(layout, manifest))
 
 
-def archive(layout: Layout, manifest: str, references: Iterable[str], without: Iterable[str] = ()) -> Iterator[bytes]:
-    """An image as a stream of an archive, without some layers. Owners, modes and times are fixed."""
+def archive(layout: Layout, manifest: str, references: Iterable[str]) -> Iterator[bytes]:
+    """An image as a stream of an archive. Owners, modes and times are fixed."""
     document = layout.manifest(manifest)
-    skipped = {*without}
     saved = {
         "Config": _member(document["config"]["digest"]),
         "RepoTags": list(references) or None,
@@ -162,8 +137,7 @@ def archive(layout: Layout, manifest: str, references: Iterable[str], without: I
         yield _directory(name)
     yield from _file("manifest.json", len(_json([saved])), iter([_json([saved])]))
     for blob in _blobs(layout, manifest):
-        if blob.digest not in skipped:
-            yield from _file(_member(blob.digest), blob.size, _read(layout.path(blob.digest)))
+        yield from _file(_member(blob.digest), blob.size, _read(layout.path(blob.digest)))
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 

@@ -77,12 +77,12 @@ class RegistryCache:
         return self._attempt(f"looking up {key}", lambda client: self._fetch(client, key, directory)) or False
 
     def push(self, key: str, directory: Path) -> None:
-        """Store the files of a directory as an entry, unless there is one that may be used; another is replaced.
+        """Store the files of a directory as an entry; another is replaced. What the registry has is not sent.
 
         Raises:
             RequirementMissing: the entry cannot be signed.
         """
-        if self._access.push and not self._attempt(f"looking up {key}", lambda client: self._is_stored(client, key)):
+        if self._access.push:
             self._attempt(f"pushing {key}", lambda client: self._push(client, key, directory))
 
     def _attempt(self, activity: str, use: Callable[[RegistryClient], T]) -> T | None:
@@ -112,17 +112,6 @@ class RegistryCache:
         client.fetch_files([(blob, directory / name) for name, blob in files.items()])
         reporting.info(f"found {key[:-52]} in the cache {self.repository}")
         return True
-
-    def _is_stored(self, client: RegistryClient, key: str) -> bool:
-        """Whether there is an entry that may be used. ``client`` is not used again: a transfer that fails closes it."""
-        try:
-            entry = client.artifact(key)
-            if entry is not None:
-                client.require_files([*self._verified(client, entry, key).values()])
-        except _UNUSABLE as error:
-            reporting.warn(f"cache {self.repository}: {key} is replaced: {error.message}")
-            return False
-        return entry is not None
 
     def _push(self, client: RegistryClient, key: str, directory: Path) -> None:
         paths = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*")) if path.is_file()}

@@ -9,9 +9,8 @@ import lzma
 import os
 import shutil
 import tarfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
@@ -49,7 +48,6 @@ class UnpackedPackage:
     entries: tuple[RootEntry, ...]
     paths: tuple[str, ...]
     control: Mapping[str, bytes]
-    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def unpack(deb: Path, root: Path, left_out: Iterable[str] = ()) -> UnpackedPackage:
@@ -64,7 +62,6 @@ def unpack(deb: Path, root: Path, left_out: Iterable[str] = ()) -> UnpackedPacka
     limit = max_unpacked_bytes(deb.stat().st_size)
     entries: list[RootEntry] = []
     paths: list[str] = []
-    skipped: Counter[str] = Counter()
     try:
         parts = _parts(deb)
         with _tar(parts, "control.tar") as archive:
@@ -75,9 +72,8 @@ def unpack(deb: Path, root: Path, left_out: Iterable[str] = ()) -> UnpackedPacka
                 if path in MERGED and member.issym():
                     continue
                 entry = _entry(_merged(path), member, deb)
-                pattern = next((pattern for pattern in patterns if fnmatch.fnmatchcase(entry.path, pattern)), None)
-                if pattern is not None and entry.path.rpartition("/")[2] != _COPYRIGHT:
-                    skipped[pattern] += member.size
+                unread = any(fnmatch.fnmatchcase(entry.path, pattern) for pattern in patterns)
+                if unread and entry.path.rpartition("/")[2] != _COPYRIGHT:
                     continue
                 entries.append(entry)
                 target = root / entry.path
@@ -99,7 +95,7 @@ def unpack(deb: Path, root: Path, left_out: Iterable[str] = ()) -> UnpackedPacka
         if error.errno not in UNFIT:
             raise
         raise NotTrusted(f"{deb.name} has a path that cannot exist: {error}", HINT) from error
-    return UnpackedPackage(tuple(entries), tuple(paths), control, skipped)
+    return UnpackedPackage(tuple(entries), tuple(paths), control)
 
 
 def _parts(deb: Path) -> dict[str, bytes]:

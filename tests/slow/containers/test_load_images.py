@@ -19,7 +19,6 @@ from layout_images import RECIPE, Host, add_image, killed
 from small_assembly import SmallImage
 
 from sm120kit.core.errors import AlreadyExists, SystemRefused
-from sm120kit.images import loading
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import start_settings
 
@@ -108,11 +107,9 @@ def test_load_and_publish_and_pull(client: Any, publisher: Host, user: Host, add
     loaded = Daemon().find(name)
     assert loaded.content == expected.content and loaded.layers == expected.layers and loaded.id == expected.id
 
-    # An image with another last layer: the daemon has the others, and they are not sent.
+    # An image with another last layer.
     patched, patched_name = add_image(publisher.workspace, (1, 2, 4), "6" * 64)
     image = publisher.layout.image(patched)
-    sent = loading.archive(publisher.layout, patched, (), loading._common_layers(image, Daemon()))
-    assert sum(map(len, sent)) < 1.2 * 2**20
     client.images.remove(name, force=True)
     publisher.run("image", "load", name)
     publisher.run("image", "load", patched_name)
@@ -139,13 +136,6 @@ def test_load_and_publish_and_pull(client: Any, publisher: Host, user: Host, add
     client.images.remove(image.id, force=True)
     assert user.run("pull", RECIPE, "--no-load").stdout.strip() == name and Daemon().inspect(name) is None
     assert user.run("pull", RECIPE).stdout.strip() == name and Daemon().find(name).content == expected.content
-
-
-def test_layers_that_the_daemon_lost_are_sent(client: Any, publisher: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest, _ = add_image(publisher.workspace, (1, 2))
-    layers = publisher.layout.image(manifest).layers
-    monkeypatch.setattr(Daemon, "layers", lambda self: [layers])
-    assert loading.load(publisher.layout, manifest, Daemon()).content == publisher.layout.image(manifest).content
 
 
 def test_killed_load_is_completed_by_the_same_command(client: Any, publisher: Host) -> None:

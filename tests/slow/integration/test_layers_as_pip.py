@@ -45,7 +45,7 @@ def test_layer_equals_what_pip_and_compileall_install(tmp_path: Path, monkeypatc
         layer = LayerWriter(blob, 0)
         bytecode = BytecodeWriter(compiler, layer)
         for wheel, path in files.items():
-            _wheel_layers.install(wheel, path, layer, bytecode, _wheel_layers.Exceptions(without[wheel]))
+            _wheel_layers.install(wheel, path, layer, bytecode, without[wheel])
         bytecode.finish()
         written = layer.finish()
     with tarfile.open(layout.path(written.digest)) as archive:

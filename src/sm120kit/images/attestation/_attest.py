@@ -9,20 +9,23 @@ single signature covers the entire entry of the index.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotAttested, RequirementMissing
-from sm120kit.core.outside import read_input
-from sm120kit.images.attestation import _claims, _signature, _signer_identity
+from sm120kit.core.outside import parse_json, read_input
+from sm120kit.images.attestation import _signature, _signer_identity
 from sm120kit.images.attestation._base_packages import BasePackage
-from sm120kit.images.attestation._origins import PackageOrigin
 from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.build_records import Artifact
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+SBOM, RECORD = "SBOM", "record of the checks"
+"""Names of byproducts in a statement."""
 
 _REPORT = "do not use it; report it to the publisher of the index"
 
@@ -49,11 +52,10 @@ def write(
     directory: Path,
     signer: Signer | None,
     packages: Sequence[BasePackage] = (),
-    wheels: Mapping[str, PackageOrigin] = MappingProxyType({}),
 ) -> Attestation:
     """Write SBOM and statement of ``entry`` into ``directory``, named by its digest, and return their record for the index.
 
-    ``packages`` are those of the base, ``wheels`` what the wheels state by the names of their files.
+    ``packages`` are those of the base.
 
     Raises:
         RequirementMissing: the SBOM library is not installed.
@@ -64,7 +66,7 @@ def write(
     except ModuleNotFoundError as error:
         raise RequirementMissing("cyclonedx-python-lib is not installed", "pip install 'sm120kit[docker]'") from error
     name = entry.digest.replace(":", "-")
-    bill = _sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
+    bill = _sbom.document(context, entry.verified.image, entry.digest, packages)
     record = _artifact(f"{name}.cdx.json", bill)
     statement = _provenance.statement(context, entry, record.sha256)
     if signer:
@@ -92,23 +94,40 @@ def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
             "`sm120kit publish --key FILE` or `--keyless` signs it; without --trust, signatures are not verified",
         )
     content = _read(directory, entry.attested.statement)
-    claims = _claims.claims(verified_payload(content, trusted, name), name)
-    if entry.digest not in claims.subjects:
-        subjects = ", ".join(claims.subjects) or "no image"
-        raise NotAttested(f"the signed statement is about {subjects}, not about {name}", _REPORT)
-    if claims.sbom != hashlib.sha256(_read(directory, entry.attested.sbom)).hexdigest():
-        raise NotAttested(f"the SBOM of {name} is not the SBOM in the signed statement", _REPORT)
-    if claims.record != digest_of(entry.verified):
-        raise NotAttested(f"the record of {name} is not the record that was signed: the index was edited", _REPORT)
+    signed = _signed(verified_payload(content, trusted, name), name)
     labels = entry.verified.image.labels
-    for field, listed, signed in (
+    for field, listed, claimed in (
+        ("digest", entry.digest, signed["digest"]),
+        (SBOM, hashlib.sha256(_read(directory, entry.attested.sbom)).hexdigest(), signed[SBOM]),
+        (RECORD, digest_of(entry.verified), signed[RECORD]),
         ("recipe", entry.recipe, labels.get("sm120kit.recipe", "")),
         ("build id", entry.build_id, labels.get("sm120kit.build-id", "")),
         ("tag", entry.tag, entry.verified.reference.rpartition(":")[2]),
-        ("time of publishing", entry.published, claims.published),
+        ("time of publishing", entry.published, signed["published"]),
     ):
-        if listed != signed:
-            raise NotAttested(f"the index lists {name} with {field} {listed!r}; signed is {signed!r}", _REPORT)
+        if listed != claimed:
+            raise NotAttested(f"the index lists {name} with {field} {listed!r}; signed is {claimed!r}", _REPORT)
+
+
+def _signed(payload: bytes, name: str) -> dict[str, str]:
+    """What a statement about ``name`` claims: digest of the image, sha256 of SBOM and record, time of publishing.
+
+    Raises:
+        NotAttested: it is not a statement of sm120kit.
+    """
+    try:
+        content = parse_json(payload)
+        if (content["_type"], content["predicateType"]) != (STATEMENT, PREDICATE):
+            raise ValueError(f"{content['_type']} with {content['predicateType']}")
+        predicate, (subject,) = content["predicate"], content["subject"]
+        byproducts = {file["name"]: file["digest"]["sha256"] for file in predicate["runDetails"]["byproducts"]}
+        published = predicate["buildDefinition"]["internalParameters"].get("published", "")
+        digest = f"sha256:{subject['digest']['sha256']}"
+        return {"digest": digest, SBOM: byproducts[SBOM], RECORD: byproducts[RECORD], "published": published}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotAttested(
+            f"the signed content about {name} is not a provenance statement of sm120kit: {error}", "it may be the wrong file"
+        ) from error
 
 
 def verified_payload(content: bytes, trusted: Path, name: str) -> bytes:

@@ -11,8 +11,8 @@ from typing import Any
 from sm120kit import __version__
 from sm120kit.core.digests import digest_of
 from sm120kit.core.record_files import record_json
-from sm120kit.images.attestation import _purls
-from sm120kit.images.attestation._claims import PREDICATE, RECORD, SBOM, STATEMENT
+from sm120kit.images.attestation._attest import PREDICATE, RECORD, SBOM, STATEMENT
+from sm120kit.images.attestation._sbom import base_purl, official_wheel, source_purl, wheel_purl
 from sm120kit.images.image_records import ImageContext, PublishedImage
 
 BUILD_TYPE = "sm120kit:build/image/v1"
@@ -64,18 +64,18 @@ def statement(context: ImageContext, entry: PublishedImage, sbom_sha256: str) ->
 
 def _dependencies(context: ImageContext) -> Iterator[dict[str, Any]]:
     """All inputs by digest: base, sources, patches in their order, wheels."""
-    yield _resource("base image", context.base.partition("sha256:")[2], _purls.base_purl(context.base))
+    yield _resource("base image", context.base.partition("sha256:")[2], base_purl(context.base))
     for built in context.ours:
         pin = built.origin["pin"]
         kind, digest = ("gitCommit", pin["commit"]) if "commit" in pin else ("sha256", pin["sha256"])
-        yield _resource(f"source of {pin['project']}", digest, _purls.source_purl(pin), kind=kind)
+        yield _resource(f"source of {pin['project']}", digest, source_purl(pin), kind=kind)
         for patch in built.origin["patches"]:
             yield _resource(f"patches/{patch['project']}/{patch['slug']}.patch", patch["sha256"])
         for patch in built.origin.get("local", ()):
             yield _resource(f"local patch {patch['project']}/{patch['slug']}", patch["sha256"])
-    official = (wheel for built in context.ours for wheel in _purls.official_wheel(built))
+    official = (wheel for built in context.ours for wheel in official_wheel(built))
     for wheel in (*context.locked, *official):
-        yield _resource(wheel.filename, wheel.sha256, _purls.wheel_purl(wheel))
+        yield _resource(wheel.filename, wheel.sha256, wheel_purl(wheel))
 
 
 def _resource(name: str, digest: str, uri: object = None, *, kind: str = "sha256", **more: str) -> dict[str, Any]:

@@ -183,9 +183,7 @@ class RegistryClient:
         content = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}, sort_keys=True).encode()
         sha256 = hashlib.sha256(content).hexdigest()
         tag = f"{version}-multiarch.{sha256[:12]}"
-        if self.in_registry(tag) != f"sha256:{sha256}":
-            self._put_manifest(tag, content, INDEX)
-        return f"{tag}@sha256:{sha256}"
+        return f"{tag}@{self._put_manifest(tag, content, INDEX)}"
 
     def pull(self, layout: Layout, image: RemoteImage) -> Descriptor:
         """Pull an image into a layout, without a reference, and return its manifest there.
@@ -245,18 +243,6 @@ class RegistryClient:
             blobs = self._blobs(advance)
             self._parallel([partial(_write, blobs, blob, path) for blob, path in files])
 
-    def require_files(self, files: Sequence[Descriptor]) -> None:
-        """Require that the repository has files of an artifact; their contents are not read.
-
-        Raises:
-            NotFound: it lacks one.
-            RegistryFailed: it does not respond, or refuses.
-        """
-        blobs = self._blobs()
-        for blob in files:
-            if not blobs.exists(blob.digest):
-                raise NotFound(f"{self.repository} does not have {blob.digest}", _HINT)
-
     def push_artifact(self, artifact_type: str, files: Sequence[tuple[Descriptor, Path]], tag: str) -> str:
         """Push files as an artifact and return the digest of its manifest. The tag is written last, and moves if it exists.
 
@@ -305,8 +291,10 @@ class RegistryClient:
         blobs.download(blob, store)
 
     def _put_manifest(self, tag: str, content: bytes, media_type: str = MANIFEST) -> str:
-        """Write a tag and return the digest of the manifest or index, which is read back."""
+        """Write a tag, unless it is there, and return the digest of the manifest or index, which is read back."""
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        if self.in_registry(tag) == digest:
+            return digest
         activity = f"pushing {self.repository}:{tag}"
         headers = {"Content-Type": media_type, "Content-Length": str(len(content))}
         url, scope = f"/v2/{self._name}/manifests/{tag}", f"repository:{self._name}:pull,push"

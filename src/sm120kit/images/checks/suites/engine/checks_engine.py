@@ -4,6 +4,7 @@ Also helpers for the engines' suites.
 """
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -127,6 +129,33 @@ def accepts_configurations(parser, expected, validate=lambda parsed: None):
         raise NotRun("no configuration is for this engine's recipe")  # noqa: F821 - the runner provides it
     assert not any(rejections.values()), "; ".join(f"{name}: {reason}" for name, reason in rejections.items() if reason)
     return {"takes the arguments of": ", ".join(rejections)}
+
+
+def load_extensions(names):
+    """Import the compiled extensions of these files, without their suffixes, and report them."""
+    problems = []
+    for name in sorted(names):
+        try:
+            importlib.import_module(name.replace("/", "."))
+        except ImportError as error:
+            problems.append(f"{name}: {error}")
+    assert names and not problems, "; ".join(problems) or "the distribution has no compiled extension"
+    return {"extensions": ", ".join(sorted(names))}
+
+
+def require_our_flashinfer(package):
+    """Require that the file of a package is that of the patched FlashInfer."""
+    ours = metadata.distribution("flashinfer-python").locate_file("flashinfer/__init__.py")
+    assert Path(package) == Path(ours), f"the engine imports {package}, ours is {ours}"
+
+
+def prints_version_and_help(version, help_text, locked, part):
+    """Run two commands of an engine: the first prints the locked version, and the second an option or command."""
+    version, help_text = run(version), run(help_text)
+    assert version.returncode == 0 and locked in version.stdout.split(), f"not {locked}: {output_tail(version)}"
+    assert help_text.returncode == 0 and part in help_text.stdout, output_tail(help_text)
+    print(version.stderr + help_text.stderr)
+    return {"version of the command": locked}
 
 
 class Requested(Exception):

@@ -18,10 +18,13 @@ from checks_engine import (
     accepts_configurations,
     autotuner,
     fp4_gemm,
+    load_extensions,
     on_capability,
     output_tail,
+    prints_version_and_help,
     report_requests,
     requested,
+    require_our_flashinfer,
     require_served,
     run,
 )
@@ -57,14 +60,7 @@ def check_extensions(expected):
     recorded = [(name, line.partition(",")[0]) for name, text in records.items() for line in text.splitlines()]
     files = [file for name, file in recorded if not is_left_out(expected, name, file)]  # noqa: F821 - the runner provides it
     names = {file.removesuffix(tag) for file in files for tag in TAGS if file.endswith(tag)} - {*KERNELS}
-    problems = []
-    for name in sorted(names):
-        try:
-            importlib.import_module(name.replace("/", "."))
-        except ImportError as error:
-            problems.append(f"{name}: {error}")
-    assert not problems, "; ".join(problems)
-    return {"kernels": str(kernels.relative_to(Path(sgl_kernel.__file__).parent)), "extensions": ", ".join(sorted(names))}
+    return {"kernels": str(kernels.relative_to(Path(sgl_kernel.__file__).parent))} | load_extensions(names)
 
 
 def check_compiles_fp4(expected):
@@ -105,20 +101,14 @@ def _fp4_experts():
 
 def check_uses_our_flashinfer(expected):
     """SGLang imports the patched FlashInfer."""
-    package = importlib.util.find_spec("flashinfer").origin
-    ours = metadata.distribution("flashinfer-python").locate_file("flashinfer/__init__.py")
-    assert Path(package) == Path(ours), f"SGLang would import {package}, ours is {ours}"
+    require_our_flashinfer(importlib.util.find_spec("flashinfer").origin)
 
 
 def check_command(expected):
     """``sglang version`` prints the locked version, and the server's ``--help`` works."""
-    version = run([str(Path(sys.prefix, "bin", "sglang")), "version"])
+    program = str(Path(sys.prefix, "bin", "sglang"))
     locked = expected["distributions"]["sglang"].partition("+")[0]  # a wheel that is packed again has the upstream version.py
-    assert version.returncode == 0 and locked in version.stdout.split(), f"not {locked}: {output_tail(version)}"
-    help_text = run([*expected["serve"], "--help"])
-    assert help_text.returncode == 0 and "--model-path" in help_text.stdout, output_tail(help_text)
-    print(version.stderr + help_text.stderr)
-    return {"sglang version": locked}
+    return prints_version_and_help([program, "version"], [*expected["serve"], "--help"], locked, "--model-path")
 
 
 def check_arguments(expected):

@@ -12,19 +12,19 @@ import re
 import sys
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from unittest import mock
 
 from checks_engine import (
     accepts_configurations,
     autotuner,
     fp4_gemm,
+    load_extensions,
     on_capability,
-    output_tail,
+    prints_version_and_help,
     report_requests,
     requested,
+    require_our_flashinfer,
     require_served,
-    run,
 )
 
 BESIDE = ("command", "modules_requested")
@@ -84,17 +84,9 @@ def check_extensions(expected):
     """Every compiled extension of the distribution loads that the recipe does not leave out."""
     names = re.findall(r"^(.+)\.abi3\.so,", metadata.distribution("vllm").read_text("RECORD"), re.MULTILINE)
     names = [name for name in names if not is_left_out(expected, "vllm", f"{name}.abi3.so")]  # noqa: F821 - the runner provides it
-    assert names, "the distribution has no compiled extension"
-    problems = []
     import torch  # noqa: F401 - extensions link its libraries
 
-    for name in sorted(names):
-        try:
-            importlib.import_module(name.replace("/", "."))
-        except ImportError as error:
-            problems.append(f"{name}: {error}")
-    assert not problems, "; ".join(problems)
-    return {"extensions": ", ".join(sorted(names))}
+    return load_extensions(names)
 
 
 def check_fp4_support(expected):
@@ -113,21 +105,15 @@ def check_uses_our_flashinfer(expected):
     from vllm.utils import flashinfer as support
 
     assert support.has_flashinfer(), "vLLM does not detect FlashInfer"
-    package = Path(importlib.import_module("flashinfer").__file__)
-    ours = Path(metadata.distribution("flashinfer-python").locate_file("flashinfer/__init__.py"))
-    assert package == ours, f"vLLM imports {package}, ours is {ours}"
+    require_our_flashinfer(importlib.import_module("flashinfer").__file__)
     assert support.has_flashinfer_cutlass_fused_moe(), "vLLM does not detect FlashInfer's CUTLASS MoE"
 
 
 def check_command(expected):
     """``vllm --version`` prints the locked version, and ``vllm serve --help`` works."""
-    version = run([sys.executable, "-c", START, "--version"])
+    start = [sys.executable, "-c", START]
     locked = expected["distributions"]["vllm"]
-    assert version.returncode == 0 and version.stdout.split()[-1:] == [locked], f"not {locked}: {output_tail(version)}"
-    help_text = run([sys.executable, "-c", START, "serve", "--help"])
-    assert help_text.returncode == 0 and "vllm serve" in help_text.stdout, output_tail(help_text)
-    print(version.stderr + help_text.stderr)
-    return {"vllm --version": locked}
+    return prints_version_and_help([*start, "--version"], [*start, "serve", "--help"], locked, "vllm serve")
 
 
 def check_arguments(expected):
