@@ -135,11 +135,7 @@ def test_digest_depends_on_the_inputs_only(make: Any, monkeypatch: pytest.Monkey
     for change in (*changes, {"serve": ("vllm", "run")}, {"b12x": {"kernels": []}}):
         assert digest(**change) != first
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
-    assert digest() != first
-    for wrong in ("x", "-1", "\u0663", "1.5", "9" * 5000, "253402300800"):
-        monkeypatch.setenv("SOURCE_DATE_EPOCH", wrong)
-        with pytest.raises(BadInput, match="SOURCE_DATE_EPOCH is"):
-            digest()
+    assert digest() == first, "a variable of the build's environment is no input"
 
 
 def test_wheel_without_origin_is_refused(make: Any, tmp_path: Path) -> None:

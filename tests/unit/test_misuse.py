@@ -416,7 +416,7 @@ CASES = {
     "publish image localhost:9/x --key /dev/zero": (11, "cannot read the private key /dev/zero: it has more than 64 MiB"),
     "build flashinfer --cache localhost:9/x --trust /dev/zero": (11, "cannot read the public key /dev/zero"),
     "patch import /dev/zero": (11, "/dev/zero cannot be read: it has more than 64 MiB"),
-    "pull --check --index typo.json": (11, "the index typo.json does not exist"),
+    "pull x --index typo.json": (11, "the index typo.json does not exist"),
     f"bench run {NOWHERE} --given gpus=2": (2, "unknown name 'gpus'; did you mean 'gpu'?"),
     f"bench run {NOWHERE} --model x": (2, "give a CONFIG"),
     "build flashinfer --memory 1e400": (2, "inf is not a finite number"),

@@ -25,7 +25,6 @@ from sm120kit.cli.options import (
 )
 from sm120kit.core import console
 from sm120kit.core.disk import require_new, size
-from sm120kit.core.errors import BadInput
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, inventory, loading, publication, published_images, state_entries
 from sm120kit.images.checks import CheckReport, unsigned_checks
@@ -122,7 +121,7 @@ def publish(
 
 
 def pull(
-    name: Annotated[str, argument("RECIPE|TAG|BUILD", "Recipe, tag or build id of an image in the index.")] = "",
+    name: Annotated[str, argument("RECIPE|TAG|BUILD", "Recipe, tag or build id of an image in the index.")],
     *,
     images: PublishedImages,
     platform: Annotated[str, option("--platform OS/MACHINE", "As linux/arm64; default: this machine's.")] = "",
@@ -130,7 +129,6 @@ def pull(
         bool | None,
         option("--load/--no-load", "Load the image into the container daemon; default: if one responds.", show_default=False),
     ] = None,
-    check: Annotated[bool, option("--check", "Only check that everything in the index still exists.")] = False,
     sources: Sources,
     json: Json = False,
 ) -> None:
@@ -139,11 +137,6 @@ def pull(
     The image is kept only if it is the one that passed its checks: in the state directory, and in the container daemon if there
     is one.
     """
-    if check:
-        _check_index(images.index, json=json)
-        return
-    if not name:
-        raise BadInput("no image is named", "name a recipe, tag or build id, or use --check")
     workspace, index = sources.workspace(), images.source()
     entry = published_images.select(name, index, platform or own_platform(), workspace)
     pulled = published_images.pull_and_load(entry, index, workspace, load=load)
@@ -151,21 +144,6 @@ def pull(
         console.json_data(pulled)
         return
     console.data(pulled.reference)
-
-
-def _check_index(index: Path, *, json: bool) -> None:
-    """Print for each image of an index whether it still exists. Exit code 1 if one does not."""
-    entries, missing = published_images.unresolved(index)
-    rows = [(f"{entry.repository}:{entry.tag}", entry.digest, entry not in missing) for entry in entries]
-    if json:
-        console.json_data([{"image": image, "digest": digest, "exists": exists} for image, digest, exists in rows])
-    else:
-        console.table(
-            ("image", "digest", "exists"), ((image, digest, "yes" if exists else "no") for image, digest, exists in rows)
-        )
-    if missing:
-        console.error(f"{len(missing)} of {len(entries)} images do not exist any more", "publish them again")
-        raise typer.Exit(1)
 
 
 def list_(

@@ -59,29 +59,34 @@ def host_turn(name: str, patience_seconds: float = 30) -> Iterator[None]:
     """
     lock = os.open(_HOST_LOCK, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        deadline, reported = time.monotonic() + patience_seconds, False
-        while not _locked(lock):
-            if time.monotonic() > deadline:
-                reporting.warn(f"{holders(lock)} has kept others from {name} for {patience_seconds:.0f} s; going on")
-                break
-            if not reported:
-                reporting.info(f"waiting for another sm120kit that works on {name}: {holders(lock)}")
-            reported = True
-            time.sleep(0.2)
+        deadline = time.monotonic() + patience_seconds
+        with suppress(OSError):  # a file system without locks excludes nobody
+            for _ in attempts(lock, fcntl.LOCK_EX, f"waiting for another sm120kit that works on {name}"):
+                if time.monotonic() > deadline:
+                    reporting.warn(f"{holders(lock)} has kept others from {name} for {patience_seconds:.0f} s; going on")
+                    break
         yield
     finally:
         os.close(lock)
 
 
-def _locked(file: int) -> bool:
-    """Try to lock a file for this process alone. A file system without locks excludes nobody."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
+def attempts(file: int, kind: int, waiting: str) -> Iterator[None]:
+    """Try to get a flock(2) of this ``kind`` until it is there; yields after each vain attempt, of which the first is reported.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    reported = False
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not reported:
+                reporting.info(f"{waiting} ({holders(file)})")
+            reported = True
+        yield
+        time.sleep(0.2)
 
 
 def holders(file: int) -> str:

@@ -8,17 +8,15 @@ import secrets
 import shlex
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm120kit.core import reporting
 from sm120kit.core._users import is_private_group, user_label
 from sm120kit.core.disk import UNWRITABLE_HINT, disk_errors
 from sm120kit.core.errors import NotFound, NotTrusted, SystemRefused
-from sm120kit.core.locks import exclusive, holders
+from sm120kit.core.locks import attempts, exclusive
 from sm120kit.core.temporary import owned_directory, remove_abandoned
 
 MARKER = "sm120kit-state.lock"
@@ -191,7 +189,7 @@ class UseLock:
 
     def shared(self) -> None:
         """Wait until no removal runs. Does nothing on a file system without locks."""
-        with suppress(SystemRefused):
+        with suppress(OSError):
             self._acquire(fcntl.LOCK_SH, f"waiting for `sm120kit cache`, which removes files in {self.root}")
 
     def exclusive(self) -> None:
@@ -200,23 +198,16 @@ class UseLock:
         Raises:
             SystemRefused: the file system has no locks.
         """
-        self._acquire(fcntl.LOCK_EX, f"waiting for other commands that use {self.root}")
+        try:
+            self._acquire(fcntl.LOCK_EX, f"waiting for other commands that use {self.root}")
+        except OSError as error:
+            message = f"the file system of {self.root} cannot lock: {error.strerror}"
+            raise SystemRefused(message, "make sure that no command uses it, and remove files by hand") from error
 
     def _acquire(self, kind: int, waiting: str) -> None:
         assert self.file is not None
-        reported = False
-        while True:
-            try:
-                fcntl.flock(self.file, kind | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if not reported:
-                    reporting.info(f"{waiting} ({holders(self.file)})")
-                    reported = True
-                time.sleep(0.2)
-            except OSError as error:
-                message = f"the file system of {self.root} cannot lock: {error.strerror}"
-                raise SystemRefused(message, "make sure that no command uses it, and remove files by hand") from error
+        for _ in attempts(self.file, kind, waiting):
+            pass
 
     def close(self) -> None:
         """Release the lock."""

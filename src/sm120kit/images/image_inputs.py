@@ -7,8 +7,6 @@ image.
 from __future__ import annotations
 
 import json
-import os
-import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +29,6 @@ from sm120kit.recipes import Recipe
 from sm120kit.sources.source_records import LockedWheel
 
 LABEL = "sm120kit."
-LAST_EPOCH = 253402300799
 """Prefix of sm120kit's labels."""
 
 WHEELS = f"{LABEL}wheels"
@@ -109,7 +106,7 @@ def describe(
         BadInput: a patched wheel lacks its ``sm120kit.json``.
     """
     of_setup, scripts = settings(setup), programs(setup)
-    epoch = _epoch()
+    epoch = archives.SOURCE_DATE_EPOCH
     built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
     wheels = tuple(locked)
     labels = _labels(setup, base, built, wheels) | {
@@ -149,16 +146,6 @@ def exceptions(recipe: Recipe) -> dict[str, str]:
         for label, entries in tables
         if entries
     }
-
-
-def _epoch() -> int:
-    """SOURCE_DATE_EPOCH: seconds since 1970, up to the end of the year 9999."""
-    text = os.environ.get("SOURCE_DATE_EPOCH") or str(archives.SOURCE_DATE_EPOCH)
-    if not re.fullmatch("[0-9]{1,12}", text) or int(text) > LAST_EPOCH:
-        raise BadInput(
-            f"SOURCE_DATE_EPOCH is {text[:40]!r}", f"set it to seconds since 1970, at most {LAST_EPOCH}, or unset it"
-        )
-    return int(text)
 
 
 def _labels(setup: ImageSetup, base: str, built: Sequence[BuiltWheel], locked: Sequence[LockedWheel]) -> dict[str, str]:

@@ -55,8 +55,7 @@ def select(name: str, source: Source, platform: str, workspace: Workspace) -> Pu
         NotTrusted: it is older than ``source`` allows.
     """
     entry = find_image(name, source.index, platform)
-    require_passed(entry.verified)
-    require_canonical_name(entry.verified)
+    _require_listed(entry.verified)
     if source.key:
         attestation.verify(entry, source.index.parent, source.key)
     else:
@@ -74,7 +73,7 @@ def pull_and_load(entry: PublishedImage, source: Source, workspace: Workspace, *
         AlreadyExists: the daemon has another image with its name. Nothing is pulled.
         DaemonUnreachable, RequirementMissing: ``load`` is set and no daemon can be used.
     """
-    require_canonical_name(entry.verified)
+    _require_listed(entry.verified)
     daemon = None if load is False else _daemon(required=bool(load))
     if daemon:
         loading.require_free(entry.verified.reference, entry.verified.image, daemon)
@@ -96,8 +95,7 @@ def pull(entry: PublishedImage, source: Source, workspace: Workspace) -> Verifie
         NotFound, NotTrusted, RegistryFailed: the registry does not deliver the listed image.
         ResourceUnavailable: the state directory's file system is too small.
     """
-    require_passed(entry.verified)
-    require_canonical_name(entry.verified)
+    _require_listed(entry.verified)
     expected, reference, layout = entry.verified.image, entry.verified.reference, Layout(workspace.root / "oci")
     present = layout.find(reference)
     if present and (local := layout.image(present.digest)).content != expected.content:
@@ -136,17 +134,6 @@ def require_signed(reference: str, source: Source, workspace: Workspace) -> None
         attestation.verify(listed[0], source.index.parent, source.key)
 
 
-def unresolved(index: Path) -> tuple[tuple[PublishedImage, ...], tuple[PublishedImage, ...]]:
-    """All entries of an index, and those whose digest their registry no longer has."""
-    listed = read_index(index).images
-    return listed, tuple(entry for entry in listed if _is_missing(entry))
-
-
-def _is_missing(entry: PublishedImage) -> bool:
-    with RegistryClient(entry.repository) as client:
-        return client.in_registry(entry.digest) is None
-
-
 def require_passed(image: VerifiedImage) -> None:
     """Require that a record has passed checks and no failed ones.
 
@@ -161,12 +148,13 @@ def require_passed(image: VerifiedImage) -> None:
         )
 
 
-def require_canonical_name(image: VerifiedImage) -> None:
-    """Require that the name of an image follows from kind, version and context in its labels.
+def _require_listed(image: VerifiedImage) -> None:
+    """Require that an image in an index passed, and that its name follows from kind, version and context in its labels.
 
     Raises:
-        NotVerified: the record has another name, such as that of a foreign image.
+        NotVerified: it did not, or it has another name, such as that of a foreign image.
     """
+    require_passed(image)
     name = image.image.canonical_name
     if not name or image.reference != name:
         raise NotVerified(
