@@ -95,7 +95,7 @@ def test_files_are_as_in_packages_with_merged_usr(tmp_path: Path) -> None:
 
 
 def test_what_maintainer_scripts_would_do(tmp_path: Path) -> None:
-    system, layout, digest = write(tmp_path)
+    _, layout, digest = write(tmp_path)
     layer = entries(layout, digest)
     root = tmp_path / "root"
     assert (root / "etc/passwd").read_text().startswith("root:*:0:0:")
