@@ -271,7 +271,7 @@ def test_file_that_differs_from_record_is_refused_unless_the_recipe_lists_it(
         small.layout.writer() as blob,
         pytest.raises(BadInput, match=r"engine\.py does not have the sha256 of its RECORD") if refused else nullcontext(),
     ):
-        layer = LayerWriter(blob, 0)
+        layer = LayerWriter(blob)
         bytecode = BytecodeWriter(BytecodeCompiler([sys.executable]), layer)
         _wheel_layers.install(wheel, path, layer, bytecode, wrong_record=wrong_record)
 

@@ -77,7 +77,6 @@ def build_context(workspace: Workspace, context: str, image: Image) -> ImageCont
         kind="vllm",
         base=f"debian@sha256:{'5' * 64}",
         reference=image_name("vllm", VERSION, context),
-        epoch=315532800,
         labels=image.labels,
         locked=(),
         ours=(),

@@ -126,7 +126,7 @@ class SmallImage:
         for name in ("passwd", "group"):
             write_atomic(root / "etc" / name, b"root:x:0:0:root:/root:/bin/bash\n")  # another process may read it
         with self.layout.writer() as blob:
-            layer = LayerWriter(blob, 315532800)
+            layer = LayerWriter(blob)
             layer.directory("usr")
             written = layer.finish()
         made = BaseLayer("debian-12", "x86_64", written, root).image_base(self.python)

@@ -68,7 +68,6 @@ CONTEXT = ImageContext(
     kind="flashinfer",
     base=f"docker.io/library/debian@sha256:{'5' * 64}",
     reference="sm120kit/flashinfer:tag",
-    epoch=315532800,
     labels=LABELS,
     locked=(TORCH,),
     ours=(OURS,),

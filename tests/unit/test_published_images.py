@@ -40,7 +40,6 @@ BUILD_CONTEXT = ImageContext(
     kind="vllm",
     base=f"debian@sha256:{'5' * 64}",
     reference=NAME,
-    epoch=315532800,
     labels=LABELS,
     locked=(),
     ours=(),

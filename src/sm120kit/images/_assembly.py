@@ -1,6 +1,6 @@
 """Assemble an image from locked inputs without a builder: ``(ImageContext, base, wheels) -> Image`` in an OCI layout.
 
-Each layer is a function of few inputs (its wheels, the Python of the base, the time of all files) and is recorded by their
+Each layer is a function of few inputs (its wheels, the Python of the base) and is recorded by their
 digest: what another image or an earlier build wrote is neither written nor read again.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core import process, reporting
+from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, BadRecord, CommandFailed
@@ -25,7 +26,6 @@ from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images import _b12x as b12x
 from sm120kit.images import _rootfs, _wheel_layers
 from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
-from sm120kit.images._image_cuda_home import write_cuda_home
 from sm120kit.images._layers import LayerWriter
 from sm120kit.images._wheel_layers import VENV, WheelContents
 from sm120kit.images.image_inputs import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
@@ -43,7 +43,7 @@ MAX_ALONE = 30
 _LARGE_BYTES = 16 * 2**20
 _MARGIN_BYTES = 256 * 2**20
 _REPORTED_BYTES = 4 * 2**20
-_CUDA = "nvidia/cu13"
+_CUDA, _CUDA_HOME = "nvidia/cu13", "opt/cuda"
 _USER = {
     "group": "sm120kit:x:1000:\n",
     "passwd": "sm120kit:x:1000:1000:sm120kit:/home/sm120kit:/usr/sbin/nologin\n",
@@ -131,19 +131,18 @@ class _Inputs:
     context: ImageContext
     base: ImageBase
     python: ImagePython
-    epoch: int
     files: Callable[[LockedWheel], Path]
     contents: Mapping[LockedWheel, WheelContents]
 
     def layer(
         self, description: str, inputs: object, size: int, write: Callable[[LayerWriter, BytecodeCompiler], None]
     ) -> _Layer:
-        """A layer that follows from ``inputs``, the Python and the time."""
+        """A layer that follows from ``inputs`` and the Python."""
         return _Layer(description, self.digest(inputs), size, write)
 
     def digest(self, inputs: object) -> str:
-        """The key of a layer that follows from ``inputs``, the Python and the time."""
-        return digest_of([FORMAT, vars(self.python), self.epoch, inputs])
+        """The key of a layer that follows from ``inputs`` and the Python."""
+        return digest_of([FORMAT, vars(self.python), SOURCE_DATE_EPOCH, inputs])
 
 
 def assemble(
@@ -203,7 +202,7 @@ def _assemble(
     bytecode = BytecodeCompiler(base.python)
     every = (*context.locked, *(built.wheel for built in context.ours))
     contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in every}
-    inputs = _Inputs(context, base, bytecode.python, context.epoch, files, contents)
+    inputs = _Inputs(context, base, bytecode.python, files, contents)
     planned = list(_plan(inputs, scripts))
     layers = _write(planned, inputs, bytecode, layout, workspace)
     descriptions = [layer.description for layer in planned]
@@ -227,7 +226,7 @@ def _assemble(
         kernels = _written(record, layout)
         if kernels is None:
             with layout.writer() as blob:
-                layer = LayerWriter(blob, context.epoch)
+                layer = LayerWriter(blob)
                 b12x.write_kernels(layer, manifest.digest, workspace)
                 kernels = layer.finish()
             write_record(record, kernels)
@@ -412,10 +411,32 @@ def _cuda_layer(inputs: _Inputs, of_nvidia: Sequence[LockedWheel], absent: froze
     def write(layer: LayerWriter, compiler: BytecodeCompiler) -> None:
         wheel = owners[header]
         text = _wheel_layers.read_file(wheel, inputs.files(wheel), f"{_CUDA}/include/cuda.h").decode(errors="replace")
-        write_cuda_home(layer, directory, libraries, link_stub(text, machine))
+        _write_cuda_home(layer, directory, libraries, link_stub(text, machine))
 
     key = ["cuda home", libraries, inputs.contents[owners[header]].files[header], architecture]
     return inputs.layer("CUDA home", key, 0, write)
+
+
+def _write_cuda_home(layer: LayerWriter, wheels: str, libraries: Iterable[str], stub: bytes) -> None:
+    """Write ``/opt/cuda``: links to the directory ``wheels`` of the image, whose ``lib`` has the files ``libraries``.
+
+    Compilers look for libraries in ``lib64`` and without versions. ``lib``, which is on the library path, has those of CUDA 13.
+    """
+    for name in ("bin", "include", "nvvm"):
+        layer.symlink(f"{_CUDA_HOME}/{name}", f"/{wheels}/{name}")
+    lib, lib64 = {}, {}
+    for name in sorted(libraries):
+        target = f"/{wheels}/lib/{name}"
+        lib64[name] = target
+        if ".so.13" in name:
+            lib[name] = target
+        if ".so." in name:
+            lib64[name.partition(".so.")[0] + ".so"] = name
+    layer.directory(f"{_CUDA_HOME}/lib")
+    for directory, links in (("lib", lib), ("lib64", lib64)):
+        for name, target in sorted(links.items()):
+            layer.symlink(f"{_CUDA_HOME}/{directory}/{name}", target)
+    layer.file(f"{_CUDA_HOME}/lib64/stubs/libcuda.so", [stub], len(stub), mode=0o755)
 
 
 def _write_venv(layer: LayerWriter, inputs: _Inputs) -> None:
@@ -470,7 +491,7 @@ def _write(
                     unreported = 0
 
             with layout.writer() as blob, _rootfs.layer_files(workspace) as files:
-                tar = LayerWriter(blob, inputs.epoch, observe, files.add)
+                tar = LayerWriter(blob, observe, files.add)
                 layer.write(tar, bytecode)
                 descriptor = tar.finish()
                 files.publish(descriptor.digest)

@@ -309,7 +309,7 @@ class DebianSystem:
     def write(self, layout: Layout) -> Descriptor:
         """Write the layer, in the order of paths."""
         with layout.writer() as blob:
-            layer = LayerWriter(blob, SOURCE_DATE_EPOCH)
+            layer = LayerWriter(blob)
             for path, entry in sorted(self.entries.items())[1:]:
                 owner = {"uid": entry.uid, "gid": entry.gid}
                 if entry.kind == "directory":

@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.errors import NotTrusted
 from sm120kit.images.oci import LAYER, BlobWriter, Descriptor
 
@@ -25,10 +26,8 @@ class LayerWriter:
     owner root. Long names and large files have PAX headers.
     """
 
-    def __init__(
-        self, blob: BlobWriter, epoch: int, observe: Callable[[int], None] = lambda size: None, add: AddEntry = _read
-    ) -> None:
-        """Write into ``blob``, from :meth:`sm120kit.images.oci.Layout.writer`; ``epoch`` is the time of all entries.
+    def __init__(self, blob: BlobWriter, observe: Callable[[int], None] = lambda size: None, add: AddEntry = _read) -> None:
+        """Write into ``blob``, from :meth:`sm120kit.images.oci.Layout.writer`.
 
         ``observe`` is called with the number of bytes before each write, and may raise to end the layer. ``add`` also gets
         each entry.
@@ -36,7 +35,6 @@ class LayerWriter:
         self._blob = blob
         self._add = add
         self._observe = observe
-        self._epoch = epoch
         self._types: dict[str, bytes] = {"": tarfile.DIRTYPE}
 
     def __contains__(self, path: str) -> bool:
@@ -102,7 +100,7 @@ class LayerWriter:
             raise NotTrusted(f"{path} is below {parent}, which is no directory", "fetch its archive again")
         self._types[path] = type_
         entry = tarfile.TarInfo(path)
-        entry.type, entry.mtime = type_, self._epoch
+        entry.type, entry.mtime = type_, SOURCE_DATE_EPOCH
         for name, value in fields.items():
             setattr(entry, name, value)
         self._write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))

@@ -106,16 +106,17 @@ def describe(
         BadInput: a patched wheel lacks its ``sm120kit.json``.
     """
     of_setup, scripts = settings(setup), programs(setup)
-    epoch = archives.SOURCE_DATE_EPOCH
     built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
     wheels = tuple(locked)
     labels = _labels(setup, base, built, wheels) | {
-        "org.opencontainers.image.created": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "org.opencontainers.image.created": f"{datetime.fromtimestamp(archives.SOURCE_DATE_EPOCH, UTC):%Y-%m-%dT%H:%M:%SZ}",
     }
-    digest = digest_of([of_setup, scripts, base, epoch, labels, [wheel.wheel.sha256 for wheel in built], wheels])
+    digest = digest_of(
+        [of_setup, scripts, base, archives.SOURCE_DATE_EPOCH, labels, [wheel.wheel.sha256 for wheel in built], wheels]
+    )
     reference = image_name(setup.kind, setup.version, digest, local=LOCAL in labels)
     labels |= {f"{LABEL}context": digest, f"{LABEL}reference": reference}
-    return ImageContext(digest, setup.kind, base, reference, epoch, labels, wheels, built), of_setup, scripts
+    return ImageContext(digest, setup.kind, base, reference, labels, wheels, built), of_setup, scripts
 
 
 def local_patches(built: Sequence[BuiltWheel]) -> tuple[str, ...]:

@@ -26,15 +26,13 @@ class BuiltWheel:
 class ImageContext:
     """All inputs of an image, which ``digest`` covers and identifies it by.
 
-    ``kind`` names the suite of checks; ``reference`` is the name and tag that the image gets once verified. ``epoch`` is the
-    time of its files, in seconds since 1970.
+    ``kind`` names the suite of checks; ``reference`` is the name and tag that the image gets once verified.
     """
 
     digest: str
     kind: str
     base: str
     reference: str
-    epoch: int
     labels: dict[str, str]
     locked: tuple[LockedWheel, ...]
     ours: tuple[BuiltWheel, ...]

@@ -36,7 +36,7 @@ def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
         DaemonUnreachable, ResourceUnavailable: the daemon does not respond, or refuses.
     """
     image = layout.image(manifest)
-    references = _references(layout, manifest)
+    references = _listed(layout, manifest)[1]
     for reference in references:
         require_free(reference, image, daemon)
     # With containerd's image store, the id of an image is the digest of its manifest.
@@ -103,7 +103,7 @@ def stream(layout: Layout, manifest: str, file: IO[bytes]) -> None:
         Mismatch: a blob of the layout differs from its digest. Nothing was written.
     """
     verify(layout, manifest)
-    pieces = archive(layout, manifest, _references(layout, manifest))
+    pieces = archive(layout, manifest, _listed(layout, manifest)[1])
     with reporting.task("writing the archive", _size(layout, manifest), transfer=True) as advance:
         for piece in _counted(pieces, advance):
             file.write(piece)
@@ -143,7 +143,7 @@ def archive(layout: Layout, manifest: str, references: Iterable[str]) -> Iterato
 
 def _documents(layout: Layout, manifest: str, references: Iterable[str]) -> dict[str, bytes]:
     """The files of an OCI layout beside its blobs."""
-    (listed,) = (entry for entry, _ in layout.images() if entry.digest == manifest)
+    listed, _ = _listed(layout, manifest)
     named = [{REFERENCE: reference, _CONTAINERD_NAME: f"docker.io/{reference}"} for reference in references]
     entries = [Descriptor(listed.media_type, manifest, listed.size, annotations).as_json() for annotations in named or [{}]]
     return {
@@ -154,13 +154,14 @@ def _documents(layout: Layout, manifest: str, references: Iterable[str]) -> dict
 
 def _blobs(layout: Layout, manifest: str) -> list[Descriptor]:
     """Every blob of an image once: manifest, config, layers."""
-    (listed,) = (entry for entry, _ in layout.images() if entry.digest == manifest)
+    listed, _ = _listed(layout, manifest)
     blobs = (listed, Descriptor.from_json(layout.manifest(manifest)["config"]), *layout.layers(manifest))
     return list({blob.digest: blob for blob in blobs}.values())
 
 
-def _references(layout: Layout, manifest: str) -> tuple[str, ...]:
-    return next(references for entry, references in layout.images() if entry.digest == manifest)
+def _listed(layout: Layout, manifest: str) -> tuple[Descriptor, tuple[str, ...]]:
+    """The entry of an image in the index of its layout, and its references."""
+    return next((entry, references) for entry, references in layout.images() if entry.digest == manifest)
 
 
 def _member(digest: str) -> str:

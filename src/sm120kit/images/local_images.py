@@ -83,11 +83,6 @@ class LocalImages:
         images = ((self.layout.image(manifest.digest), tags) for manifest, tags in self.layout.images())
         return [(image, tags) for image, tags in images if label in image.labels]
 
-    def base_of(self, image: Image) -> Image | None:
-        """The base in an image's labels; None if they have none or the layout does not have it."""
-        digest = image.labels.get("org.opencontainers.image.base.digest", "")
-        return self.inspect(digest) if digest else None
-
     def settings(self, reference: str) -> dict[str, Any]:
         """The settings with which a container of an image starts, see :func:`sm120kit.images.image_records.start_settings`."""
         return start_settings(self._config(reference).get("config") or {})

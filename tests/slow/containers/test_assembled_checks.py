@@ -27,7 +27,7 @@ def changed(image: Image, layout: Layout, files: dict[str, bytes]) -> Image:
     """The image with a layer above it that adds and replaces files."""
     manifest = layout.require(image.id)
     with layout.writer() as blob:
-        writer = LayerWriter(blob, 0)
+        writer = LayerWriter(blob)
         for path, content in files.items():
             writer.file(path, [content], len(content))
         layer = writer.finish()

@@ -42,7 +42,7 @@ def test_layer_equals_what_pip_and_compileall_install(tmp_path: Path, monkeypatc
         contents = {wheel: _wheel_layers.read_contents(wheel, path, compiler.python) for wheel, path in files.items()}
         winners = _wheel_layers.winners([[*files]], contents)
         without = _assembly._shadowed([[*files]], winners, contents)
-        layer = LayerWriter(blob, 0)
+        layer = LayerWriter(blob)
         bytecode = BytecodeWriter(compiler, layer)
         for wheel, path in files.items():
             _wheel_layers.install(wheel, path, layer, bytecode, without[wheel])

@@ -26,7 +26,7 @@ def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[B
 
     Packages of a base of ``recipes/bases/`` have the sha256 of its lock.
     """
-    base = store.base_of(image)
+    base = store.inspect(image.labels.get("org.opencontainers.image.base.digest", ""))
     if base is None:
         return ()
     with workspace.scratch() as directory:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sm120kit import __version__
+from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.digests import digest_of
 from sm120kit.core.record_files import record_json
 from sm120kit.images.attestation._attest import PREDICATE, RECORD, SBOM, STATEMENT
@@ -43,7 +44,7 @@ def statement(context: ImageContext, entry: PublishedImage, sbom_sha256: str) ->
                     "internalParameters": {
                         "kind": context.kind,
                         "context": context.digest,
-                        "arguments": {"SOURCE_DATE_EPOCH": str(context.epoch)},
+                        "arguments": {"SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH)},
                         "wheels": origins,
                         **({"published": entry.published} if entry.published else {}),
                     },
