@@ -331,12 +331,11 @@ def test_dockerfile_adds_the_layers_and_repeats_the_settings(tmp_path: Path) -> 
         "Env": ['A=two "words" and $3\\'],
         "Labels": {"x": "$y"},
         "User": "1000:1000",
-        "Cmd": ["a", "$b"],
-        "ExposedPorts": {"80/tcp": {}},
+        "Entrypoint": ["a", "$b"],
         "Healthcheck": {"Test": ["CMD", "x"], "Interval": 30 * 10**9, "Retries": 3},
     }
     one, two = layer(layout, ("a", b"1")), layer(layout, ("a", b"2"))
-    export_dockerfile(layout, image_of(layout, settings, one, layer(layout), two), tmp_path / "context")
+    export_dockerfile(layout, image_of(layout, settings, one, two), tmp_path / "context")
     assert {path.name for path in (tmp_path / "context").iterdir()} == {"Dockerfile", "00.tar", "01.tar"}
     assert (tmp_path / "context" / "01.tar").read_bytes() == layout.path(two.digest).read_bytes()
     lines = (tmp_path / "context" / "Dockerfile").read_text().splitlines()
@@ -344,9 +343,8 @@ def test_dockerfile_adds_the_layers_and_repeats_the_settings(tmp_path: Path) -> 
     assert {*lines[4:]} == {
         'LABEL "x"="\\$y"',
         'ENV A="two \\"words\\" and \\$3\\\\"',
-        "EXPOSE 80/tcp",
         "USER 1000:1000",
-        'CMD ["a", "$b"]',
+        'ENTRYPOINT ["a", "$b"]',
         'HEALTHCHECK --interval=30000ms --retries=3 CMD ["x"]',
     }
 
@@ -354,8 +352,10 @@ def test_dockerfile_adds_the_layers_and_repeats_the_settings(tmp_path: Path) -> 
 def test_image_that_a_dockerfile_cannot_describe_is_refused(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "oci")
     lines = image_of(layout, {"Env": ["A=one\ntwo"]}, layer(layout, ("a", b"")))
-    with pytest.raises(BadInput, match="one"):
-        export_dockerfile(layout, lines, tmp_path / "context")
+    volume = image_of(layout, {"Volumes": {"/x": {}}}, layer(layout, ("a", b"")))
+    for image, problem in ((lines, "one"), (volume, "Volumes")):
+        with pytest.raises(BadInput, match=problem):
+            export_dockerfile(layout, image, tmp_path / "context")
     assert not (tmp_path / "context").exists()
     (tmp_path / "context").mkdir()
     with pytest.raises(SystemRefused, match="exists"):

@@ -15,14 +15,11 @@ from typing import Any
 
 from sm120kit.core.errors import BadInput, SystemRefused
 from sm120kit.core.temporary import publish_directory
-from sm120kit.images.image_records import EMPTY_LAYER, start_settings
+from sm120kit.images.image_records import start_settings
 from sm120kit.images.loading import verify
 from sm120kit.images.oci import Layout
 
 _HINT = "sm120kit image export IMAGE FILE.tar writes it for docker load"
-_TEXTS = {"StopSignal": "STOPSIGNAL", "WorkingDir": "WORKDIR", "User": "USER"}
-_COMMANDS = {"Shell": "SHELL", "Entrypoint": "ENTRYPOINT", "Cmd": "CMD"}
-_LISTS = {"ExposedPorts": "EXPOSE", "Volumes": "VOLUME"}
 _DURATIONS = {"Interval": "interval", "Timeout": "timeout", "StartPeriod": "start-period"}
 
 
@@ -40,9 +37,7 @@ def export_dockerfile(layout: Layout, manifest: str, path: Path) -> None:
     if path.exists():
         raise SystemRefused(f"{path} exists", "name a directory that does not exist yet")
     verify(layout, manifest)
-    # ADD copies an archive without entries as a file.
-    layers = [layer for layer in layout.layers(manifest) if layer.digest != EMPTY_LAYER]
-    names = {f"{number:02}.tar": layer for number, layer in enumerate(layers)}
+    names = {f"{number:02}.tar": layer for number, layer in enumerate(layout.layers(manifest))}
     config = layout.config(manifest)
     platform = f"# docker build --platform {config['os']}/{config['architecture']} .\n"
     added = "".join(f"ADD {name} /\n" for name in names)
@@ -62,26 +57,24 @@ def _link(blob: Path, target: Path) -> None:
 
 
 def _instructions(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The instructions for the settings of an image, by their names in Docker's API."""
+    """The instructions for the settings of an image, by their names in Docker's API: those that sm120kit's images have."""
+    if other := settings.keys() - {"Labels", "Env", "WorkingDir", "User", "Entrypoint", "Healthcheck"}:
+        raise BadInput(f"an image of sm120kit has no setting {min(other)}", _HINT)
     for name, value in sorted(settings.get("Labels", {}).items()):
         yield f"LABEL {_quoted(name)}={_quoted(value)}"
     for entry in settings.get("Env", ()):
         name, _, value = entry.partition("=")
         yield f"ENV {name}={_quoted(value)}"
-    yield from (f"{_LISTS[key]} {' '.join(_quoted(each)[1:-1] for each in settings[key])}" for key in _LISTS.keys() & settings)
-    yield from (f"{_TEXTS[key]} {_quoted(settings[key])[1:-1]}" for key in _TEXTS if key in settings)
-    yield from (f"{_COMMANDS[key]} {json.dumps(settings[key])}" for key in _COMMANDS if key in settings)
-    if "Healthcheck" in settings:
-        yield _health_check(settings["Healthcheck"])
-
-
-def _health_check(check: Mapping[str, Any]) -> str:
-    form, *command = check["Test"]
-    if form == "NONE":
-        return "HEALTHCHECK NONE"
-    options = [f"--{option}={check[key] // 10**6}ms" for key, option in _DURATIONS.items() if check.get(key)]
-    options += [f"--retries={check['Retries']}"] if check.get("Retries") else []
-    return " ".join(["HEALTHCHECK", *options, "CMD", json.dumps(command) if form == "CMD" else command[0]])
+    if "WorkingDir" in settings:
+        yield f"WORKDIR {_quoted(settings['WorkingDir'])[1:-1]}"
+    if "User" in settings:
+        yield f"USER {_quoted(settings['User'])[1:-1]}"
+    if "Entrypoint" in settings:
+        yield f"ENTRYPOINT {json.dumps(settings['Entrypoint'])}"
+    if check := settings.get("Healthcheck"):
+        options = [f"--{option}={check[key] // 10**6}ms" for key, option in _DURATIONS.items() if check.get(key)]
+        options += [f"--retries={check['Retries']}"] if check.get("Retries") else []
+        yield " ".join(["HEALTHCHECK", *options, "CMD", json.dumps(check["Test"][1:])])
 
 
 def _quoted(value: str) -> str:

@@ -42,8 +42,8 @@ class ImageContext:
 class Image:
     """An image in a daemon.
 
-    ``id`` is assigned by the daemon and differs between kinds of daemons. ``content`` is the sha256 of the unpacked layers,
-    empty ones excluded, and of the settings with which a container starts: equal in every daemon and registry. ``bytes`` is the
+    ``id`` is assigned by the daemon and differs between kinds of daemons. ``content`` is the sha256 of the unpacked layers
+    and of the settings with which a container starts: equal in every daemon and registry. ``bytes`` is the
     unpacked size.
     """
 
@@ -75,9 +75,6 @@ class Image:
         return name if matches else ""
 
 
-EMPTY_LAYER = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
-"""Digest of an empty tar file, 1024 zero bytes. BuildKit creates such a layer for WORKDIR, the classic builder does not."""
-
 _START_SETTINGS = (
     "Cmd",
     "Entrypoint",
@@ -100,8 +97,7 @@ def start_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def image_content(layers: Sequence[str], os: str, architecture: str, config: Mapping[str, Any]) -> str:
     """See :attr:`Image.content`; ``layers`` are digests of unpacked layers."""
-    nonempty = [layer for layer in layers if layer != EMPTY_LAYER]
-    return digest_of([nonempty, os, architecture, start_settings(config)])
+    return digest_of([[*layers], os, architecture, start_settings(config)])
 
 
 _NAME = re.compile(r"sm120kit/[a-z0-9]+(?:[._-][a-z0-9]+)*:[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -158,7 +158,7 @@ def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
 
 
 def _quick(expected: ExpectedImage, baseline: Baseline) -> ExpectedImage:
-    paths = tuple(sorted(baseline.changed | baseline.metadata))
+    paths = tuple(sorted(baseline.changed))
     stub = tuple(filter(None, baseline.verified.facts.get(DRIVER_STUB, "").split(", ")))
     return replace(expected, quick=baseline.note, changed=paths, changed_modules=baseline.modules, driver_stub=stub)
 

@@ -26,12 +26,11 @@ _PYTHON = re.compile(r"/.*/site-packages/(.*\.pyi?|.*/__pycache__/[^/]+\.pyc)")
 class Baseline:
     """An image that passed all checks, and the files in which another one differs.
 
-    ``changed`` are absolute paths of files in either image, without the metadata of distributions, which ``metadata`` has.
+    ``changed`` are absolute paths of files in either image, with the metadata of distributions.
     """
 
     verified: VerifiedImage
     changed: frozenset[str]
-    metadata: frozenset[str]
 
     @property
     def note(self) -> str:
@@ -81,10 +80,9 @@ def _compared(verified: VerifiedImage, image: Image, workspace: Workspace) -> Ba
     if before is None or after is None:
         return None
     changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
-    metadata = {path for path in changed if ".dist-info/" in path}
-    if not all(map(_PYTHON.fullmatch, changed - metadata)):
+    if not all(".dist-info/" in path or _PYTHON.fullmatch(path) for path in changed):
         return None
-    return Baseline(verified, frozenset(changed - metadata), frozenset(metadata))
+    return Baseline(verified, frozenset(changed))
 
 
 def _files(image: Image, other: Image, workspace: Workspace) -> dict[str, str] | None:

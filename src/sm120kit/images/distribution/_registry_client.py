@@ -179,7 +179,9 @@ class RegistryClient:
         manifests = []
         for platform, image in sorted(images.items()):
             system, _, architecture = platform.partition("/")
-            manifests.append(self._document(image).descriptor | {"platform": {"os": system, "architecture": architecture}})
+            found = self._document(image)
+            described = Descriptor(found.media_type, found.digest, found.size).as_json()
+            manifests.append(described | {"platform": {"os": system, "architecture": architecture}})
         content = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}, sort_keys=True).encode()
         sha256 = hashlib.sha256(content).hexdigest()
         tag = f"{version}-multiarch.{sha256[:12]}"
@@ -356,11 +358,6 @@ class _Document:
     media_type: str
     document: dict[str, Any]
     size: int
-
-    @property
-    def descriptor(self) -> dict[str, Any]:
-        """Its form in indexes."""
-        return Descriptor(self.media_type, self.digest, self.size).as_json()
 
 
 def _uncompressed(blob: Descriptor, received: Iterator[bytes]) -> Iterator[bytes]:
