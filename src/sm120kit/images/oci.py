@@ -337,11 +337,9 @@ class Layout:
                         own |= self._blobs_of(digest)
         freed = 0
         for digest in own - kept:
-            # A published layer has a compressed form, see sm120kit.images.distribution._compression.
-            for path in (self.path(digest), *self.directory.glob(f"compressed/{digest.removeprefix('sha256:')}.*")):
-                with suppress(FileNotFoundError):
-                    freed += path.stat().st_size
-                    path.unlink()
+            with suppress(FileNotFoundError):
+                freed += self.path(digest).stat().st_size
+                self.path(digest).unlink()
         return freed
 
     def used(self) -> set[Path]:

@@ -55,7 +55,6 @@ KINDS = (
     EntryKind("builds", "finished wheels with records and logs", ("build/*",), _SHA256),
     EntryKind("images", "build contexts of images", ("images",), _SHA256),
     EntryKind("blobs", "layers, configs and manifests of images and bases", ("oci/blobs/sha256",), _SHA256),
-    EntryKind("compressed", "digests of layers as they were published", ("oci/compressed",), rf"{_SHA256}\..+"),
     EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
     EntryKind("bases", "bases of images, unpacked", ("bases",), r".+-[0-9a-f]{16}"),
     EntryKind("unpacked", "layers of local images, unpacked to run their checks", ("oci-unpacked",), _SHA256),

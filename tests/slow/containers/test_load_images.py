@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tarfile
 import time
 from collections.abc import Iterator
@@ -65,7 +64,6 @@ def test_killed_publish_and_pull_are_completed_by_the_same_command(
     started = time.monotonic()
     publisher.run("publish", name, f"{address}/other", "--index", "other.json")
     seconds = time.monotonic() - started
-    shutil.rmtree(publisher.layout.directory / "compressed")
     delays = [seconds * part / 8 for part in range(1, 8)]
     assert killed(publisher, delays, "publish", name, repository)
     (entry,) = json.loads((tmp_path / "images.json").read_text())["images"]

@@ -16,8 +16,7 @@ import zstandard
 from sm120kit.core.archives import ChunkReader
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import NotTrusted, RegistryFailed
-from sm120kit.core.record_files import read_record, write_record
-from sm120kit.images.oci import LAYER, Descriptor, Layout
+from sm120kit.images.oci import LAYER, Descriptor
 
 LEVEL = 3
 """Smaller and faster than gzip 1."""
@@ -44,24 +43,6 @@ def compress(source: Path, target: Path, tick: Callable[[], None]) -> Descriptor
             digest.update(piece)
             size += out.write(piece)
     return Descriptor(COMPRESSED, f"sha256:{digest.hexdigest()}", size)
-
-
-def recorded(layout: Layout, diff_id: str) -> Descriptor | None:
-    """The compressed form in which a layer was pushed or pulled last, so that it need not be compressed to be found."""
-    path = _record(layout, diff_id)
-    return read_record(Descriptor, path) if path.is_file() else None
-
-
-def record(layout: Layout, diff_id: str, blob: Descriptor) -> None:
-    """Record the compressed form of a layer that a registry has."""
-    path = _record(layout, diff_id)
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_record(path, Descriptor(COMPRESSED, blob.digest, blob.size))
-
-
-def _record(layout: Layout, diff_id: str) -> Path:
-    return layout.directory / "compressed" / f"{diff_id.removeprefix('sha256:')}.json"
 
 
 def decompressed(blob: Descriptor, chunks: Iterator[bytes]) -> Iterator[bytes]:

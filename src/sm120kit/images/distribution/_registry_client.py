@@ -207,8 +207,6 @@ class RegistryClient:
             missing.sort(key=lambda diff_id: -blobs_of[diff_id].size)
             jobs = [partial(self._fetch, blobs, blobs_of[diff_id], diff_id, layout) for diff_id in missing]
             self._parallel(jobs)
-        for diff_id, blob in blobs_of.items():
-            _compression.record(layout, diff_id, blob)
         config = layout.add_blob(image.config, CONFIG)
         layers = [Descriptor(LAYER, diff_id, layout.path(diff_id).stat().st_size) for diff_id in image.diff_ids]
         return layout.add_manifest(manifest_of(config, layers))
@@ -271,16 +269,11 @@ class RegistryClient:
         return Blobs(self._session, self._name, advance, self._stop)
 
     def _push_layer(self, layout: Layout, layer: str, size: int, advance: Callable[[int], None]) -> Descriptor:
-        """Push a layer, unless the repository has the form in which it was pushed or pulled before. Returns that form."""
-        known = _compression.recorded(layout, layer)
-        if known and self._blobs().exists(known.digest):
-            advance(size)
-            return known
+        """Push a layer, unless the repository has it. Returns its compressed form, which the version of zstd decides."""
         with owned_directory(layout.directory / "partial", "") as directory:
             blob = _compression.compress(layout.path(layer), directory / "layer", self._blobs().require_running)
             _send(self._blobs(lambda count: advance(count * size // blob.size)), blob, directory / "layer")
-        _compression.record(layout, layer, blob)
-        return blob
+            return blob
 
     def _fetch(self, blobs: Blobs, blob: Descriptor, diff_id: str, layout: Layout) -> None:
         def store(received: Iterator[bytes]) -> None:
