@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import py_compile
+import re
 import shutil
 import struct
 import subprocess
@@ -579,7 +580,7 @@ ARGUMENTS = {
 }
 
 
-NEED_ENGINE = ("compiles_at_run_time", "modules_requested", "backends")
+NEED_ENGINE = ("compiles_at_run_time", "modules_ahead", "backends")
 """Checks that need FlashInfer, and the engine's own selection of kernels and back-ends."""
 
 RunEngine = Callable[..., tuple[dict[str, Any], str]]
@@ -903,7 +904,10 @@ def test_files_that_are_exempt_are_those_of_the_recipe() -> None:
     assert "nvidia/cu13/lib/libcusolverMg.so.12" in expected.leave_out["nvidia-cusolver"]
 
 
-def test_modules_that_an_engine_requests_are_listed_with_their_uses(load: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize(("modules", "complete"), [(("sampling",), False), (("sampling",), True), (("sampling", "moe"), True)])
+def test_requested_modules_are_compiled_ahead_in_a_complete_image(
+    load: Callable[[str], Any], modules: tuple[str, ...], complete: bool
+) -> None:
     engine = load("engine")
 
     def module(name: str) -> Any:
@@ -912,30 +916,20 @@ def test_modules_that_an_engine_requests_are_listed_with_their_uses(load: Callab
 
         return engine.requested(call)
 
-    requests = {
-        "one": {"sampler": module("sampling"), "experts": module("fused_moe_120")},
-        "two": {"draft": module("fused_moe_120")},
-    }
-    assert engine.report_requests(requests) == {
-        "modules requested": "fused_moe_120 (draft, experts); sampling (sampler)",
+    requests = {"one": {"sampler": module("sampling"), "experts": module("moe")}, "two": {"draft": module("moe")}}
+    expected = {"modules": modules, "complete": complete}
+    missing = "moe (draft, experts)" if "moe" not in modules else ""
+    if complete and missing:
+        with pytest.raises(AssertionError, match=re.escape(f"not compiled ahead of time: {missing}")):
+            engine.modules_ahead(requests, expected)
+        return
+    assert engine.modules_ahead(requests, expected) == {
+        "modules requested": "moe (draft, experts); sampling (sampler)",
+        "modules compiled on first use": missing or "none",
         "configurations looked up": "one, two",
     }
     with pytest.raises(AssertionError, match="did not"):
         engine.requested(lambda: None)
-
-
-@pytest.mark.parametrize(("modules", "complete"), [(("sampling",), False), (("sampling",), True), (("sampling", "moe"), True)])
-def test_requested_modules_are_compiled_ahead_in_a_complete_image(modules: tuple[str, ...], complete: bool) -> None:
-    expected = checks.ExpectedImage("vllm", "r", "1", "c", "t", "p", (), modules, (), {}, complete=complete)
-    facts = {"modules requested": "moe (draft, experts); sampling (sampler)", "configurations looked up": "one"}
-    requested = Check("vllm", "modules_requested", CheckResult.PASSED)
-    ((check, reported),) = _image_checks._modules_ahead([(requested, facts)], expected)
-    missing = "moe" not in modules
-    assert check.verdict is (CheckResult.FAILED if complete and missing else CheckResult.PASSED)
-    assert check.detail == ("not compiled ahead of time: moe (draft, experts)" if complete and missing else "")
-    assert reported == {"modules compiled on first use": "moe (draft, experts)" if missing else "none"}
-    not_run = Check("vllm", "modules_requested", CheckResult.NOT_RUN, "no configuration")
-    assert not [*_image_checks._modules_ahead([(not_run, {})], expected)]
 
 
 @pytest.mark.parametrize(

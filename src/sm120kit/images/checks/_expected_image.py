@@ -29,7 +29,7 @@ class ExpectedImage:
     them; ``wrong_record`` patterns of files of which RECORD has another hash, as in their upstream wheel.
 
     ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
-    each configuration after ``serve``; ``served`` its environment, quantization, and the architecture of its model, which is
+    each configuration after ``serve``; ``served`` its environment, and the architecture of its model, which is
     None if it is not recorded; ``backends`` what it selects on SM12x, see :func:`sm120kit.images.backends.expected`; ``b12x``
     the kernels of b12x that are compiled into the image.
 
@@ -134,7 +134,6 @@ def _served(configuration: configurations.Configuration, recorded: Mapping[str, 
     listed = architectures.of_checkpoint(configuration.model.repository)
     return {
         "environment": dict(configuration.environment),
-        "quantization": configuration.model.quantization,
         "architecture": listed[0].model_dump(mode="json") if listed else None,
         "selected": recorded.get(configuration.name, {}).get("selected", {}),
     }

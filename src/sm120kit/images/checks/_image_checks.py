@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,6 @@ from sm120kit.images.local_images import LocalImages
 
 DRIVER_STUB = "driver functions"
 """The fact with the names in the driver's stub, which follow from all libraries of the image."""
-
-MODULES_REQUESTED, REQUESTED = "modules_requested", "modules requested"
-"""The check of an engine that looks up FlashInfer's modules, and its fact that lists them: ``name (use, use); name (use)``."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +78,10 @@ def run_checks(image: Image, expected: ExpectedImage, store: LocalImages, worksp
         names, expected = (*names, CHANGED), _quick(expected, baseline)
     elif not expected.read_all:
         expected = replace(expected, digests=store.digests(image.id))
-    inside = [*_inside(image, names, expected, store)]
+    inside = _inside(image, names, expected, store)
     if baseline:
-        inside = [*_compared_imports(inside, baseline, expected, store)]
-    results = [*inside, *_modules_ahead(inside, expected), *_timed(outside(image, expected, store, workspace, baseline))]
+        inside = _compared_imports(inside, baseline, expected, store)
+    results = [*inside, *_timed(outside(image, expected, store, workspace, baseline))]
     checks = tuple(check for check, _ in results)
     facts = {name: fact for _, reported in results for name, fact in reported.items()}
     if any(check.verdict is CheckResult.FAILED for check in checks):
@@ -164,7 +161,7 @@ def _quick(expected: ExpectedImage, baseline: Baseline) -> ExpectedImage:
 
 
 def _compared_imports(
-    results: Sequence[tuple[Check, Mapping[str, str]]], baseline: Baseline, expected: ExpectedImage, store: LocalImages
+    results: Iterable[tuple[Check, Mapping[str, str]]], baseline: Baseline, expected: ExpectedImage, store: LocalImages
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Results, of which the import of changed modules also passes if it fails in the image of ``baseline`` in the same way."""
     for check, facts in results:
@@ -173,18 +170,3 @@ def _compared_imports(
             if before.detail == check.detail:
                 check = replace(check, verdict=CheckResult.PASSED, detail=f"as in {baseline.verified.image.id}: {check.detail}")
         yield check, facts
-
-
-def _modules_ahead(
-    results: Sequence[tuple[Check, Mapping[str, str]]], expected: ExpectedImage
-) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Check that the modules that an engine requests are those of the image, which FlashInfer finds (``compiled_ahead``).
-
-    An image with a part of the kernels compiles the others on first use, and they are only listed.
-    """
-    for check, facts in results:
-        if check.name == MODULES_REQUESTED and check.verdict is CheckResult.PASSED:
-            listed = facts.get(REQUESTED, "").split("; ")
-            misses = "; ".join(text for text in listed if text and text.partition(" ")[0] not in expected.modules)
-            problems = [f"not compiled ahead of time: {misses}"] if expected.complete and misses else []
-            yield Check.judged(check.suite, "modules_ahead", *problems), {"modules compiled on first use": misses or "none"}

@@ -239,14 +239,20 @@ def require_served(expected, engine, version):
         raise NotRun("no configuration is for this engine's recipe and has recorded back-ends")  # noqa: F821 - the runner provides it
 
 
-def report_requests(requests):
-    """Facts on the modules that an engine requests, with their uses, and the configurations that were looked up.
+def modules_ahead(requests, expected):
+    """Require that the modules that an engine requests are compiled ahead, and report them with their uses.
 
-    Whether these modules are compiled ahead, the host compares.
+    An image with a part of the kernels compiles the others on first use, and they are only reported.
     """
     uses = {}
     for requested_for in requests.values():
         for use, module in requested_for.items():
             uses.setdefault(module.name, set()).add(use)
-    listed = "; ".join(f"{name} ({', '.join(sorted(uses[name]))})" for name in sorted(uses))
-    return {"modules requested": listed, "configurations looked up": ", ".join(requests)}
+    listed = {name: f"{name} ({', '.join(sorted(uses[name]))})" for name in sorted(uses)}
+    misses = "; ".join(text for name, text in listed.items() if name not in expected["modules"])
+    assert not (expected["complete"] and misses), f"not compiled ahead of time: {misses}"
+    return {
+        "modules requested": "; ".join(listed.values()),
+        "modules compiled on first use": misses or "none",
+        "configurations looked up": ", ".join(requests),
+    }

@@ -19,17 +19,17 @@ from checks_engine import (
     autotuner,
     fp4_gemm,
     load_extensions,
+    modules_ahead,
     on_capability,
     output_tail,
     prints_version_and_help,
-    report_requests,
     requested,
     require_our_flashinfer,
     require_served,
     run,
 )
 
-BESIDE = ("command", "modules_requested")
+BESIDE = ("command", "modules_ahead")
 """Checks that run in a process of their own beside the others."""
 
 TAGS = [tag for tag in EXTENSION_SUFFIXES if tag != ".so"]
@@ -120,8 +120,8 @@ def check_arguments(expected):
     return accepts_configurations(parser, expected)
 
 
-def check_modules_requested(expected):
-    """The FlashInfer modules that SGLang requests on SM120 for the configurations.
+def check_modules_ahead(expected):
+    """The FlashInfer modules that SGLang requests on SM120 for the configurations are compiled ahead.
 
     SGLang's own names of FlashInfer's functions are called, up to the point where a module would be loaded. The back-ends are
     those that it selected when they were recorded.
@@ -129,7 +129,7 @@ def check_modules_requested(expected):
     require_served(expected, "sglang", "0.5.23")
     choices, modules = looked_up("look_up", expected)
     requests = {name: {use: Requested(module) for use, module in uses.items()} for name, uses in modules.items()}
-    return report_requests(requests) | {f"kernels of {name}": choice for name, choice in choices.items()}
+    return modules_ahead(requests, expected) | {f"kernels of {name}": choice for name, choice in choices.items()}
 
 
 def check_b12x_kernels(expected):

@@ -19,15 +19,15 @@ from checks_engine import (
     autotuner,
     fp4_gemm,
     load_extensions,
+    modules_ahead,
     on_capability,
     prints_version_and_help,
-    report_requests,
     requested,
     require_our_flashinfer,
     require_served,
 )
 
-BESIDE = ("command", "modules_requested")
+BESIDE = ("command", "modules_ahead")
 """Checks that run in a process of their own beside the others."""
 
 TUNED = ("fp4_gemm_cutlass_sm120", "fused_moe_120", "gemm", "gemm_sm120")
@@ -130,8 +130,8 @@ def check_arguments(expected):
         return accepts_configurations(cli_args.make_arg_parser(FlexibleArgumentParser()), expected, validate)
 
 
-def check_modules_requested(expected):
-    """The FlashInfer modules that vLLM requests on SM120 for the configurations.
+def check_modules_ahead(expected):
+    """The FlashInfer modules that vLLM requests on SM120 for the configurations are compiled ahead.
 
     vLLM's own functions call FlashInfer, up to the point where a module would be loaded; the back-ends are those that it
     selected when they were recorded, because that takes a model.
@@ -156,7 +156,7 @@ def check_modules_requested(expected):
             if _autotunes(arguments) and any(module.name in TUNED for module in requests[name].values()):
                 requests[name]["autotuner"] = requested(autotuner)
             selected[f"kernels of {name}"] = ", ".join(f"{use}: {choice}" for use, choice in choices.items())
-    return report_requests(requests) | selected
+    return modules_ahead(requests, expected) | selected
 
 
 def _autotunes(arguments):
