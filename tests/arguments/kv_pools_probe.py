@@ -118,7 +118,7 @@ def main() -> None:
     os.dup2(2, 1)
     import gpu
 
-    gpu.install(gpu.gpu_from(GPU))
+    gpu.install(GPU)
     import backends
 
     backends.prepare()

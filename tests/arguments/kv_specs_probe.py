@@ -82,7 +82,7 @@ def specs(case: dict[str, Any]) -> dict[str, Any]:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.usage.usage_lib import UsageContext
 
-    gpu.install(gpu.gpu_from(GPU))
+    gpu.install(GPU)
     with tempfile.TemporaryDirectory() as directory:
         model = str(select_backends.write_model({"repository": "a/b", "config": case["config"]}, Path(directory)))
         argv = [model if argument == "/model" else argument for argument in case["argv"]]
@@ -119,7 +119,7 @@ def main() -> None:
     os.dup2(2, 1)
     import gpu
 
-    gpu.install(gpu.gpu_from(GPU))
+    gpu.install(GPU)
     import backends
 
     backends.prepare()

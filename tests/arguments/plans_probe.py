@@ -47,7 +47,7 @@ def main() -> None:
     os.dup2(2, 1)
     import gpu
 
-    gpu.install(gpu.gpu_from(kv_specs_probe.GPU))
+    gpu.install(kv_specs_probe.GPU)
     import backends
 
     backends.prepare()

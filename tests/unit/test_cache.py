@@ -108,7 +108,7 @@ def test_sizes_are_disk_usage_and_count_hard_links_once(workspace: Workspace) ->
     assert state_entries.freed([first]) < 20_000 and state_entries.freed([second]) < 20_000, "the file stays"
     assert state_entries.freed([first, second]) >= 1_000_000
     (usage, *_) = state_entries.usage([first, second])
-    assert usage.kind.name == "downloads" and usage.bytes == large
+    assert usage["kind"] == "downloads" and usage["bytes"] == large
 
 
 @pytest.mark.parametrize(

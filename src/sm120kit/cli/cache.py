@@ -64,21 +64,16 @@ def _show_usage(workspace: Workspace, *, json: bool) -> None:
     if workspace.root.exists() and not workspace.root.is_dir():
         raise NotFound(f"{workspace.root} is not a directory", "name the state directory with --state or SM120KIT_STATE")
     kinds = state_entries.usage(state_entries.entries(workspace.root))
-    total = sum(usage.bytes for usage in kinds)
+    total = sum(row["bytes"] for row in kinds)
     if json:
-        rows = [
-            {"kind": usage.kind.name, "what": usage.kind.description, "entries": usage.entries, "bytes": usage.bytes}
-            | {"last_used": usage.last_used}
-            for usage in kinds
-        ]
-        console.json_data({"state": workspace.root, "bytes": total, "kinds": rows})
+        console.json_data({"state": workspace.root, "bytes": total, "kinds": kinds})
         return
     console.table(
         ("kind", "what", "entries", "size", "last used"),
         (
-            (usage.kind.name, usage.kind.description, usage.entries, size(usage.bytes), _ago(usage.last_used))
-            for usage in kinds
-            if usage.entries
+            (row["kind"], row["what"], row["entries"], size(row["bytes"]), _ago(row["last_used"]))
+            for row in kinds
+            if row["entries"]
         ),
     )
     console.data(f"{size(total)} in {workspace.root}")

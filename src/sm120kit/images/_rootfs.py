@@ -317,43 +317,32 @@ class VisibleEntry:
 
 
 def walk(sources: Sequence[UnpackedLayer], path: str = "") -> Iterator[VisibleEntry]:
-    """Everything below a directory of combined layers, lowest first; directories before their entries, sorted by name."""
-    for entry in _listing(sources, path):
-        yield entry
-        if entry.below:
+    """Everything below a directory of combined layers; directories before their entries, sorted by name."""
+    for name in sorted({place.name for layer in sources for place in (layer.tree / path).iterdir()}):
+        if entry := _entry(sources, f"{path}/{name}".lstrip("/")):
+            yield entry
             yield from walk(entry.below, entry.path)
 
 
 def find(sources: Sequence[UnpackedLayer], path: str) -> VisibleEntry | None:
     """A path of combined layers; None if it does not exist. Links are not followed."""
-    entry = None
-    directory = ""
-    for name in PurePosixPath(path.strip("/")).parts:
-        entry = next((entry for entry in _listing(sources, directory) if entry.source.name == name), None)
-        if entry is None:
+    parts, entry = PurePosixPath(path.strip("/")).parts, None
+    for count in range(1, len(parts) + 1):
+        if (entry := _entry(sources, "/".join(parts[:count]))) is None:
             return None
-        directory, sources = entry.path, entry.below
+        sources = entry.below
     return entry
 
 
-def _listing(sources: Sequence[UnpackedLayer], path: str) -> list[VisibleEntry]:
-    """The entries of a directory that ``sources`` have."""
-    entries: dict[str, list[UnpackedLayer]] = {}
-    directories: set[str] = set()
+def _entry(sources: Sequence[UnpackedLayer], path: str) -> VisibleEntry | None:
+    """A path in a directory that ``sources`` have, as the highest layer has it; directories are combined, lowest first."""
+    highest, below = None, list[UnpackedLayer]()
     for layer in sources:
-        with os.scandir(layer.tree / path) as scan:
-            for entry in scan:
-                is_directory = entry.is_dir(follow_symlinks=False)
-                if is_directory and entry.name in directories:
-                    entries[entry.name].append(layer)
-                else:
-                    entries[entry.name] = [layer]
-                (directories.add if is_directory else directories.discard)(entry.name)
-    prefix = f"{path}/" if path else ""
-    return [
-        VisibleEntry(prefix + name, entries[name][-1], tuple(entries[name]) if name in directories else ())
-        for name in sorted(entries)
-    ]
+        place = layer.tree / path
+        if os.path.lexists(place):
+            highest = layer
+            below = [*below, layer] if place.is_dir() and not place.is_symlink() else []
+    return VisibleEntry(path, highest, tuple(below)) if highest else None
 
 
 def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, SystemRefused
 from sm120kit.core.temporary import is_owned
@@ -91,16 +92,6 @@ class RemovedImages:
     untagged: tuple[str, ...]
     removed: tuple[str, ...]
     bytes: int
-
-
-@dataclass(frozen=True)
-class Usage:
-    """The entries of a kind: number, disk usage in bytes, time of last use."""
-
-    kind: EntryKind
-    entries: int
-    bytes: int
-    last_used: float | None
 
 
 def entries(root: Path) -> list[StateEntry]:
@@ -186,13 +177,14 @@ def freed(entries: Iterable[StateEntry]) -> int:
     return sum(file.st_blocks * 512 for key, file in files.items() if stat.S_ISDIR(file.st_mode) or links[key] >= file.st_nlink)
 
 
-def usage(entries: Sequence[StateEntry]) -> list[Usage]:
-    """Disk usage by kind, in the order of :data:`KINDS`."""
+def usage(entries: Sequence[StateEntry]) -> list[dict[str, Any]]:
+    """The keys of each kind, in the order of :data:`KINDS`: kind, what, number of entries, disk usage in bytes, last_used."""
     of_kind: dict[str, list[tuple[StateEntry, int]]] = {kind.name: [] for kind in KINDS}
     for entry, size in zip(entries, sizes(entries), strict=True):
         of_kind[entry.kind].append((entry, size))
     return [
-        Usage(kind, len(members), sum(size for _, size in members), max((entry.used for entry, _ in members), default=None))
+        {"kind": kind.name, "what": kind.description, "entries": len(members), "bytes": sum(size for _, size in members)}
+        | {"last_used": max((entry.used for entry, _ in members), default=None)}
         for kind in KINDS
         for members in [of_kind[kind.name]]
     ]

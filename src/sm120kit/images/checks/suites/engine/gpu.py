@@ -9,22 +9,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
-
-
-@dataclass(frozen=True)
-class SelectedGpu:
-    """A GPU with its compute capability, number of SMs, and memory in 10^9 bytes."""
-
-    name: str
-    capability: tuple[int, int]
-    multiprocessors: int
-    memory_gb: float
-    integrated: bool = False
-
 
 SHARED_MEMORY = 101376
 """Bytes of shared memory of a block that SM12x can have: 99 KiB (CUDA C++ programming guide, technical specifications)."""
@@ -39,13 +26,17 @@ class Handle:
         pass
 
 
-def install(gpu: SelectedGpu) -> None:
-    """Answer the queries of torch and Triton for GPUs of this kind, eight of them. Before an engine is imported."""
+def install(table: Mapping[str, Any]) -> None:
+    """Answer the queries of torch and Triton for GPUs of this kind, eight of them. Before an engine is imported.
+
+    ``table`` has the name of the GPU, its compute capability, number of multiprocessors, and memory in 10^9 bytes.
+    """
     import torch
     import triton
     from triton.backends import backends
     from triton.backends.compiler import GPUTarget
 
+    gpu = SimpleNamespace(**{"integrated": False, **table, "capability": tuple(table["capability"])})
     memory = int(gpu.memory_gb * 1e9)
     properties = SimpleNamespace(
         name=gpu.name,
@@ -124,12 +115,6 @@ def fake_process_groups(size: int) -> None:
         return new_group(ranks, backend="fake")
 
     distributed.new_group = fake_group
-
-
-def gpu_from(table: dict[str, Any]) -> SelectedGpu:
-    """A GPU from its JSON form."""
-    values = {field.name: table[field.name] for field in fields(SelectedGpu) if field.name in table}
-    return SelectedGpu(**values | {"capability": tuple(table["capability"])})
 
 
 def forked(answers: dict[str, Callable[[], dict[str, Any]]], at_once: int) -> dict[str, dict[str, Any]]:

@@ -53,7 +53,7 @@ def write_model(model, directory):
 def answer(engine, case):
     """The selection or the refusal for a configuration."""
     os.environ.update(case["environment"])
-    gpu.install(gpu.gpu_from(case["gpu"]))
+    gpu.install(case["gpu"])
     with tempfile.TemporaryDirectory(prefix="sm120kit-model-") as directory:
         model = str(write_model(case["model"], Path(directory)))
         argv = [model if argument == MODEL_DIRECTORY else argument for argument in case["argv"]]
@@ -71,8 +71,8 @@ def main():
     """Answer for each configuration in a process of its own, as settings and process groups of engines are global."""
     sys.path.insert(1, str(Path(__file__).parents[1] / sys.argv[1]))
     cases = json.load(sys.stdin)
-    gpus = [gpu.gpu_from(case["gpu"]) for case in cases.values()]
-    assert len({each.capability for each in gpus}) == 1, "the engine caches the capability: one kind of GPU a process"
+    gpus = [case["gpu"] for case in cases.values()]
+    assert len({tuple(each["capability"]) for each in gpus}) == 1, "the engine caches the capability: one kind of GPU a process"
     gpu.install(gpus[0])
     stdout = os.dup(1)
     os.dup2(2, 1)
