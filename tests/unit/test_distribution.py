@@ -552,10 +552,10 @@ def test_credential_helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf
     assert stored_credentials("r.example") == Credentials("u", "r.example")
 
 
-def test_identity_token_of_a_helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_token_of_a_helper_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_config(tmp_path, '{"credsStore": "test"}')
     helper(tmp_path, monkeypatch, """echo '{"Username": "<token>", "Secret": "t"}'""")
-    assert stored_credentials("r.example") == Credentials(identity_token="t")
+    fails(RegistryFailed, "an identity token is not read", lambda: stored_credentials("r.example"))
 
 
 def test_helper_without_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

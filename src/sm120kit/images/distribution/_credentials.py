@@ -21,11 +21,10 @@ _HINT = "docker login stores credentials; without credHelpers and credsStore in 
 
 @dataclass(frozen=True)
 class Credentials:
-    """User name and password of a registry, or an ``identity_token`` that is exchanged for tokens."""
+    """User name and password of a registry."""
 
-    username: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
-    identity_token: str = field(default="", repr=False)
+    username: str = field(repr=False)
+    password: str = field(repr=False)
 
     @property
     def basic(self) -> str:
@@ -46,7 +45,9 @@ def stored_credentials(registry: str) -> Credentials | None:
         if not isinstance(config, dict):
             raise ValueError("no object")
         stored = stored_login(config, registry)
-        keys = ("Username", "Password", "IdentityToken")
+        if stored.get("IdentityToken"):
+            raise ValueError("an identity token is not read: docker login with a user name and a password or token")
+        keys = ("Username", "Password")
         found = Credentials(*(str(stored.get(key) or stored.get(key.lower()) or "") for key in keys))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -54,4 +55,4 @@ def stored_credentials(registry: str) -> Credentials | None:
         raise RegistryFailed(
             f"{path} of docker login has no credentials for {registry} that can be used: {str(error)[:300] or error!r}", _HINT
         ) from error
-    return found if found.username or found.identity_token else None
+    return found if found.username else None

@@ -22,7 +22,7 @@ from sm120kit.core.outside import integer, mail_date, parse_json
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.secrets import masked, register
 from sm120kit.core.tls import certificates
-from sm120kit.images.distribution._credentials import DOCKER_HUB, Credentials, stored_credentials
+from sm120kit.images.distribution._credentials import DOCKER_HUB, stored_credentials
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class Session:
         import httpx2
 
         kind, _, rest = challenge.partition(" ")
-        if kind.lower() == "basic" and self._credentials and self._credentials.username:
+        if kind.lower() == "basic" and self._credentials:
             return self._credentials.basic
         if kind.lower() != "bearer":
             raise self._unauthorized(activity)
@@ -256,23 +256,11 @@ class Session:
 
     def _token(self, realm: httpx2.URL, service: str, scope: str, activity: str) -> str:
         """Get a token from the server that the registry names."""
-        import httpx2
-
-        credentials = self._credentials or Credentials()
-        headers = {}
-        if credentials.identity_token:
-            form = {"grant_type": "refresh_token", "refresh_token": credentials.identity_token, "client_id": "sm120kit"}
-            content = httpx2.QueryParams({**form, "service": service, "scope": scope})
-            headers["Content-Type"] = "application/x-www-form-urlencoded"
-            request = self._client.build_request("POST", realm, headers=headers, content=str(content).encode())
-        else:
-            queries = [("service", service)] if service else []
-            queries += [("scope", part) for part in scope.split()]
-            if credentials.username:
-                headers["Authorization"] = credentials.basic
-            url = realm.copy_with(params=[*realm.params.multi_items(), *queries])
-            request = self._client.build_request("GET", url, headers=headers)
-        response = self._client.send(request, stream=True)
+        queries = [("service", service)] if service else []
+        queries += [("scope", part) for part in scope.split()]
+        headers = {"Authorization": self._credentials.basic} if self._credentials else {}
+        url = realm.copy_with(params=[*realm.params.multi_items(), *queries])
+        response = self._client.send(self._client.build_request("GET", url, headers=headers), stream=True)
         try:
             if response.status_code in (400, 401, 403):
                 raise self._unauthorized(activity)
@@ -330,8 +318,8 @@ class Session:
 
     def _shown(self, text: str) -> str:
         """A text without credentials, which servers may repeat."""
-        credentials = self._credentials or Credentials()
-        register(credentials.password, credentials.identity_token, credentials.basic.partition(" ")[2])
+        if self._credentials:
+            register(self._credentials.password, self._credentials.basic.partition(" ")[2])
         register(*(value.partition(" ")[2] for value in self._authorizations.values()))
         return masked(text)
 
