@@ -35,6 +35,7 @@ from sm120kit.images import backends, checks
 from sm120kit.kernels import driver_stub
 from sm120kit.recipes import ablations, configurations, drafters
 from sm120kit.recipes import target as targets
+from sm120kit.recipes.load import read_entries
 from sm120kit.sources import resolver, wheelhouse
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
@@ -247,7 +248,7 @@ def table() -> str:
 
 def options_table() -> str:
     """The options with what sets them, which configuration can have which, and why the engine refuses some."""
-    options = ablations.every()
+    options = read_entries(ablations.Ablation, "ablations", "ablation")
     names = list(dict.fromkeys(option.name for option in options))
     rows = [f"| {each.name} | {each.engine} | `{each.text}` |" for each in options]
     rows += ["", f"| configuration | {' | '.join(names)} | drafter |", "|" + "---|" * (len(names) + 2)]

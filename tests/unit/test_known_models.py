@@ -11,6 +11,7 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import NotFound
 from sm120kit.engines import all_engines, parser
 from sm120kit.recipes import configurations, drafters, known_defects, load_engine, newest
+from sm120kit.recipes.load import read_entries
 from sm120kit.serving import fit
 
 SOURCE = re.compile(r"github\.com/[\w.-]+/[\w.-]+")
@@ -26,10 +27,10 @@ def defects(name: str, **changes: object) -> str:
 
 def test_every_entry_has_a_source_an_engine_and_its_patch() -> None:
     engines = {engine.name for engine in all_engines()}
-    for defect in known_defects.every():
+    for defect in read_entries(known_defects.KnownDefect, "known_defects", "defect"):
         assert SOURCE.search(defect.source) and defect.engine in engines and SpecifierSet(defect.versions)
         assert not defect.patch or (data_root() / "patches" / defect.engine / f"{defect.patch}.patch").is_file()
-    for drafter in drafters.every():
+    for drafter in read_entries(drafters.Drafter, "drafters", "drafter"):
         assert SOURCE.search(drafter.source) and drafter.versions.keys() <= engines and re.compile(drafter.models)
 
 
@@ -43,7 +44,9 @@ def test_defects_depend_on_gpu_engine_and_speculation() -> None:
     assert not defects("gpt-oss-20b-1x-rtx-5090")
 
 
-@pytest.mark.parametrize("drafter", drafters.every(), ids=lambda drafter: drafter.repository)
+@pytest.mark.parametrize(
+    "drafter", read_entries(drafters.Drafter, "drafters", "drafter"), ids=lambda drafter: drafter.repository
+)
 def test_engines_accept_the_options_of_a_drafter(drafter: drafters.Drafter) -> None:
     for engine in drafter.versions:
         recipe = load_engine(newest(engine)[0])

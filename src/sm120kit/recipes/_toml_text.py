@@ -10,8 +10,6 @@ from typing import Any
 
 WIDTH = 130
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_INLINE_BELOW = ("modules", "groups", "from_source")
-"""Tables in which a table of plain values is written in one line, if it fits."""
 
 
 class Rows(list[Any]):
@@ -33,18 +31,14 @@ def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
     below = {}
     for key, value in table.items():
         if _is_table(value) or _is_tables(value):
-            if (line := _one_line(path, key, value)) is None:
-                below[key] = value
-            else:
-                yield line
+            below[key] = value
         else:
             yield from _value(key, value)
     for key, value in below.items():
         inner = (*path, key)
         name = ".".join(map(_key, inner))
         for entry in value if _is_tables(value) else [value]:
-            has_values = not _is_table(entry) or any(not _is_table(v) or _one_line(inner, k, v) for k, v in entry.items())
-            if has_values:
+            if _is_tables(value) or not all(map(_is_table, entry.values())):
                 yield ""
                 yield f"[[{name}]]" if _is_tables(value) else f"[{name}]"
             yield from _table(inner, entry)
@@ -56,16 +50,6 @@ def _is_table(value: object) -> bool:
 
 def _is_tables(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_table, value))
-
-
-def _one_line(path: tuple[str, ...], key: str, value: Any) -> str | None:
-    """A table in one line, if it is of plain values, in a table of them, and short."""
-    if path[:1] not in [(name,) for name in _INLINE_BELOW] or len(path) < 2 or not _is_table(value):
-        return None
-    if any(isinstance(entry, dict | list) for entry in value.values()):
-        return None
-    line = f"{_key(key)} = {{ {', '.join(f'{_key(k)} = {_plain(v)}' for k, v in value.items())} }}"
-    return line if len(line) <= WIDTH else None
 
 
 def _value(key: str, value: Any) -> Iterator[str]:

@@ -62,22 +62,13 @@ class Ablation(Strict):
         return " ".join(words) or f"without {self.without}"
 
 
-def every() -> tuple[Ablation, ...]:
-    """All options.
-
-    Raises:
-        BadInput: the file is not well-formed.
-    """
-    return read_entries(Ablation, "ablations", "ablation")
-
-
 def of(configuration: Configuration) -> tuple[Ablation, ...]:
     """The options that apply to a configuration and that it does not have.
 
     Raises:
         BadInput: the file is not well-formed.
     """
-    return tuple(each for each in every() if each.applies(configuration))
+    return tuple(each for each in read_entries(Ablation, "ablations", "ablation") if each.applies(configuration))
 
 
 def named(configuration: Configuration, names: Iterable[str]) -> tuple[Ablation, ...]:

@@ -35,18 +35,9 @@ class Drafter(Strict):
         return f"{self.repository}: {self.method}, {self.draft_tokens} draft tokens; {self.source}"
 
 
-def every() -> tuple[Drafter, ...]:
-    """All drafters.
-
-    Raises:
-        BadInput: the file is not well-formed.
-    """
-    return read_entries(Drafter, "drafters", "drafter")
-
-
 def of(repository: str, recipe: EngineRecipe) -> tuple[Drafter, ...]:
     """The drafters for a model with an engine."""
-    return tuple(each for each in every() if each.drafts_for(repository, recipe))
+    return tuple(each for each in read_entries(Drafter, "drafters", "drafter") if each.drafts_for(repository, recipe))
 
 
 def named(drafter: str, repository: str, recipe: EngineRecipe) -> Drafter:

@@ -43,15 +43,10 @@ class KnownDefect(Strict):
         return "; ".join(filter(None, (self.symptom, self.remedy, mended, self.source)))
 
 
-def every() -> tuple[KnownDefect, ...]:
-    """All defects.
-
-    Raises:
-        BadInput: the file is not well-formed.
-    """
-    return read_entries(KnownDefect, "known_defects", "defect")
-
-
 def of(configuration: Configuration, model_type: str, quantization: str) -> tuple[KnownDefect, ...]:
     """The defects of a configuration with a checkpoint of this type and quantization."""
-    return tuple(each for each in every() if each.applies(configuration, model_type, quantization))
+    return tuple(
+        each
+        for each in read_entries(KnownDefect, "known_defects", "defect")
+        if each.applies(configuration, model_type, quantization)
+    )

@@ -125,9 +125,7 @@ def pack_overlay(
 
 def locked_wheels(target: EngineTarget) -> dict[str, LockedWheel]:
     """The locked wheels for the first platform of an engine's recipe, by name."""
-    platform = target.recipe.environment.platforms[0]
-    closures = (closure for closure in target.lock.closures if closure.platform == platform)
-    return {wheel.name: wheel for closure in closures for wheel in closure.wheels}
+    return {wheel.name: wheel for wheel in target.closure.wheels}
 
 
 def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool = True) -> RepackedWheel | None:
