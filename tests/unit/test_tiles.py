@@ -347,6 +347,17 @@ def test_cache_key_covers_text_flags_compiler_and_headers(tmp_path: Path) -> Non
     assert key(replace(bf16, generated=False)) == keys[0]
 
 
+def test_calls_belong_to_the_modules_of_a_recipe(tree: Path) -> None:
+    """A build measures the tiles of the modules that it compiles."""
+    calls = listing.instantiations(tree)
+    for module, families in (
+        ("fp4_gemm_cutlass_sm120", {"dense"}),
+        ("fused_moe_120", {"grouped"}),
+        ("gemm_sm120", {"groupwise"}),
+    ):
+        assert {call.tile.family for call in calls if call.is_in([module, "cascade"])} == families
+
+
 def test_cached_table_is_read_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools, workspace = Toolchain(tmp_path, "13.0.88", "no-such-compiler", "c++ 12"), Workspace.open(tmp_path)
     recipe, tree = recipes.load_flashinfer("flashinfer-0.6.6"), SimpleNamespace(tree="tree")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,19 +44,32 @@ def tile_table(
         CompileFailed: the headers themselves do not compile, or the compiler crashed.
         ResourceUnavailable: the compiler ran out of memory.
     """
-    cache = workspace.cache / "tiles"
     key = digest_of([tree.tree, recipe.name, introspect.toolchain_key(tools), introspect.own_sources()])
-    record = cache / "tables" / f"{key}.json"
+    record = workspace.cache / "tiles" / "tables" / f"{key}.json"
     with workspace.exclusive(f"tiles-{tree.tree}"):
         if record.is_file():
             return read_record(introspect.TileFactsRecord, record).facts
         directory = export_tree(tree, workspace)
-        calls = listing.instantiations(directory)
-        with reporting.task(f"tiles of {recipe.name}", len(calls)) as advance:
-            measured = introspect.measure(calls, directory, tools, cache, advance)
-        facts = tuple(replace(fact, generated=call.generated) for call in calls for fact in measured[call])
+        facts = _measured(recipe.name, listing.instantiations(directory), directory, tools, workspace)
         write_record(record, introspect.TileFactsRecord(facts))
     return facts
+
+
+def generated_tiles(target: FlashInferTarget, tools: Toolchain, modules: Collection[str]) -> tuple[TileFacts, ...]:
+    """The facts of the tiles that modules of a recipe, by name, consist of. For errors see :func:`tile_table`."""
+    workspace = target.options.workspace
+    with workspace.exclusive(f"tiles-{target.tree.tree}"):
+        directory = export_tree(target.tree, workspace)
+        calls = [call for call in listing.instantiations(directory) if call.generated and call.is_in(modules)]
+        return _measured(target.recipe.name, calls, directory, tools, workspace)
+
+
+def _measured(
+    name: str, calls: Sequence[listing.Instantiation], directory: Path, tools: Toolchain, workspace: Workspace
+) -> tuple[TileFacts, ...]:
+    with reporting.task(f"tiles of {name}", len(calls)) as advance:
+        measured = introspect.measure(calls, directory, tools, workspace.cache / "tiles", advance)
+    return tuple(replace(fact, generated=call.generated) for call in calls for fact in measured[call])
 
 
 def export_tree(tree: PatchedTree, workspace: Workspace) -> Path:

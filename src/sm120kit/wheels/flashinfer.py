@@ -18,7 +18,7 @@ from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tile_records
 from sm120kit.kernels.cubin.cubin_records import Cubin
-from sm120kit.kernels.tables import tile_table
+from sm120kit.kernels.tables import generated_tiles
 from sm120kit.kernels.tiles.listing import generates_tiles
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import locked_toolchain
@@ -155,7 +155,7 @@ def _ready(target: FlashInferTarget, prepared: _PreparedBuild) -> tuple[Toolchai
 
 
 def _compile(target: FlashInferTarget, prepared: _PreparedBuild, watch: Callable[[Progress], None]) -> TvmFfi:
-    """Compile the units of a plan, once SM12x can launch every tile that the source generates.
+    """Compile the units of a plan, once SM12x can launch every tile that they consist of.
 
     Returns the tvm-ffi that the modules are loaded with.
 
@@ -164,7 +164,7 @@ def _compile(target: FlashInferTarget, prepared: _PreparedBuild, watch: Callable
     """
     (tools, ffi), plan = _ready(target, prepared), prepared.plan
     if prepared.has_unknown_tiles:
-        facts = tile_table(target.recipe, target.tree, tools, target.options.workspace)
+        facts = generated_tiles(target, tools, [module.name for module in plan.modules])
         tile_records.left_out(target.recipe.name, facts)
     units = sum(len(module.units) for module in plan.modules)
     reporting.info(f"compiling {units} units of {len(plan.modules)} modules")

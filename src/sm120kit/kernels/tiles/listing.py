@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,10 @@ class Instantiation:
     def name(self) -> str:
         """The macro call, or the name of the module that source files belong to."""
         return self.module if self.whole_files else self.call
+
+    def is_in(self, modules: Collection[str]) -> bool:
+        """Whether it is a part of one of these modules: gemm_sm120-0 of gemm_sm120, and fused_moe of fused_moe_120."""
+        return any(name.startswith(self.module.partition("-")[0]) for name in modules)
 
 
 def whole_files(module: str, family: str, texts: Sequence[str], definitions: tuple[str, ...]) -> Instantiation:
