@@ -145,6 +145,23 @@ def test_series_of_a_user_is_moved(patch_dir: PatchDirectory, tmp_path: Path, mo
     assert contents(built_in.root) == before and patches.lint(patch_dir.root) == []
 
 
+def test_built_in_patch_that_a_built_in_recipe_goes_without_is_not_moved(
+    patch_dir: PatchDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's patches alone are moved to a version for which the built-in series is decided."""
+    built_in = PatchDirectory(tmp_path / "built-in")
+    built_in.put("theirs", patch_text(built_in.edit(BUILDER, 10, "ten\n"), versions="==4.2.1"))
+    (built_in.path / "recipes").mkdir()
+    monkeypatch.setenv("SM120KIT_DATA", str(built_in.path))
+    (patch_dir.path / "sm120kit.toml").write_text("edition = 1\n")
+    patch_dir.put("own", patch_text(patch_dir.edit(BUILDER, 30, "own\n"), versions="==4.2.1"))
+    move = replace(move_of(patch_dir), overrides=built_in.overrides, settled=True)
+    move = replace(move, old=patches.apply(move.old.checkout, move.old.inside, patch_dir.root, built_in.overrides))
+    states, wrote = moved(move, tmp_path / "work")
+    assert states == {"cutlass/theirs": "built-in, and not for cutlass 4.5.0", "cutlass/own": "moved"}
+    assert [path.name for path in wrote] == ["own.patch"]
+
+
 def test_range_is_not_widened_over_versions_of_other_recipes(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     patch_dir.put("first", patch_text(patch_dir.edit(BUILDER, 10, "ten\n"), versions=">=4.2,<4.3"))
     _, wrote = moved(move_of(patch_dir), tmp_path / "work", cutlass={"4.2.1", "4.4.2", "4.5.0"})

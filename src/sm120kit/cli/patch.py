@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sm120kit import patches
+from sm120kit import patches, recipes
 from sm120kit.cli.options import (
     Json,
     PatchedProject,
@@ -278,9 +278,9 @@ def rebase(
     options = sources.run_options()
     root, key = writable_data_root() / PATCHES, options.workspace.key()
     old, new = (resolve_source(name, options) for name in (recipe, onto))
-    recipes = (old.recipe, new.recipe)
-    overrides = data_root() / OVERRIDES
-    move = rebasing.SeriesMove(old.tree, new.unpatched_tree, recipes, top_root() / PATCHES, overrides, key)
+    names, overrides = (old.recipe, new.recipe), data_root() / OVERRIDES
+    settled = recipes.locate(onto).is_relative_to(data_root())
+    move = rebasing.SeriesMove(old.tree, new.unpatched_tree, names, top_root() / PATCHES, overrides, key, settled)
     progress = rebasing.begin(move, into)
     source = patches.EditedSource(new.recipe, new.pin, new.inside, pinned_versions(options))
     changed = [] if progress.conflicts else patches.export_edits(into, source, root, key)

@@ -35,7 +35,7 @@ class SeriesMove:
     """The two trees of a rebase and the files of the series.
 
     ``recipes`` are the recipes of ``old`` and ``onto`` as arguments of commands; ``onto`` is not patched. ``key`` seals the
-    record of the directory.
+    record of the directory. ``settled``: the recipe of ``onto`` is built in, and with it the built-in patches for its version.
     """
 
     old: PatchedTree
@@ -44,6 +44,7 @@ class SeriesMove:
     root: Path
     overrides: Path
     key: bytes
+    settled: bool = False
 
     @property
     def old_projects(self) -> list[TreeProject]:
@@ -111,7 +112,10 @@ def _require_projects(move: SeriesMove) -> None:
 
 
 def _not_moved(move: SeriesMove, series: list[Patch]) -> Iterator[tuple[str, str]]:
-    """The patches of the old tree that the new version does not need: it has a fix of its own, or a variant is for it."""
+    """The patches of the old tree that are not moved, each with the reason.
+
+    The new version has a fix of its own, a variant is for it, or the patch is built in and its recipe goes without.
+    """
     for patch in (patch for patch in series if patch.name in move.commits):
         version = move.projects[patch.project].version
         if patch.is_fixed_in(version):
@@ -120,6 +124,8 @@ def _not_moved(move: SeriesMove, series: list[Patch]) -> Iterator[tuple[str, str
             family = (p for p in series if (p.project, p.family) == (patch.project, patch.family))
             if variant := next((p for p in family if p.is_for(version)), None):
                 yield patch.name, f"{variant.name} is for {patch.project} {version}"
+            elif move.settled and not (move.root / f"{patch.name}.patch").is_file():
+                yield patch.name, f"built-in, and not for {patch.project} {version}"
 
 
 def _present(move: SeriesMove, series: list[Patch]) -> dict[str, str]:

@@ -25,6 +25,20 @@ from sm120kit.wheels._overlay import patched_members
 RECIPE = "vllm-0.33.0"
 FIXED, SECOND, THIRD = "vllm/connections.py", "vllm/logger.py", "vllm/tasks.py"
 COMMENT = "# changed by a test\n"
+COMPARED, UPSTREAM = (
+    "vllm/distributed/device_communicators/symm_mem.py",
+    ("inp_size < self.max_size", "inp_size <= self.max_size"),
+)
+"""A line of vLLM 0.20.0 that 0.33.0 has changed."""
+
+DESCRIBED, BEFORE, AFTER = (
+    "vllm/entrypoints/cli/benchmark/latency.py",
+    "    def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:\n",
+    "    def add_cli_args(cls, parser: FlexibleArgumentParser) -> None:\n",
+)
+"""A line of vLLM 0.20.0, and what 0.33.0 has instead."""
+
+ADDED = "        parser.description = cls.help\n"
 IDENTITY = {f"GIT_{who}_{key}": "a@example.com" for who in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
 
 
@@ -144,3 +158,30 @@ def test_commit_of_a_fork(own: Path, sources: dict[str, str], target: EngineTarg
     sm120kit("recipe", "lock", RECIPE, cwd=own)
     record = require_changed(build(cwd=own), upstream, target, FIXED)
     assert record["pin"]["commit"] == commit
+
+
+def test_own_patches_of_a_former_release(own: Path) -> None:
+    """Of two patches of vLLM 0.20.0, 0.33.0 contains one, and the other conflicts: that is the only thing to decide."""
+    clone, moved = own.parent / "clone", own.parent / "moved"
+    sm120kit("patch", "edit", "vllm-0.20.0", "--into", clone, cwd=own)
+    for path, before, after in ((COMPARED, *UPSTREAM), (DESCRIBED, BEFORE, BEFORE + ADDED)):
+        text = (clone / path).read_text()
+        assert before in text
+        (clone / path).write_text(text.replace(before, after))
+        git("commit", "-qam", f"change {Path(path).stem}", cwd=clone)
+    sm120kit("patch", "export", "vllm-0.20.0", "--from", clone, cwd=own)
+
+    argv = ["patch", "rebase", "vllm-0.20.0", "--onto", RECIPE, "--into", moved]
+    stopped = subprocess.run([sys.executable, "-m", "sm120kit", *argv], cwd=own, capture_output=True, text=True)
+    assert stopped.returncode == 30 and git("diff", "--name-only", "--diff-filter=U", cwd=moved) == DESCRIBED, stopped.stderr
+    conflict = re.compile(r"<{7} .*?^>{7} [^\n]*\n", re.DOTALL | re.MULTILINE)
+    (moved / DESCRIBED).write_text(conflict.sub(AFTER + ADDED, (moved / DESCRIBED).read_text()))
+    git("add", DESCRIBED, cwd=moved)
+    git("-c", "core.editor=true", "rebase", "--continue", cwd=moved)
+
+    sm120kit("patch", "export", RECIPE, "--from", moved, cwd=own)
+    series = (own / "patches" / "vllm" / "series").read_text().split()
+    assert series == ["change-symm-mem", "change-latency", "change-latency--0.33.0"]
+    sm120kit("recipe", "lock", RECIPE, cwd=own)
+    with zipfile.ZipFile(build(cwd=own)) as wheel:
+        assert AFTER + ADDED in wheel.read(DESCRIBED).decode()
