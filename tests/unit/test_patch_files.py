@@ -321,6 +321,21 @@ def test_a_hunk_at_an_end_of_its_file_is_not_applied_inside_another(
         imported(base, patch_dir.root, tmp_path / "x.diff")
 
 
+def test_a_hunk_at_its_line_decides_beside_one_that_is_displaced(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """As ``patch`` takes it; the first hunk would fit at the second block, too."""
+    block = "open\na\nb\nc\nclose\n"
+    before, source = block * 2 + KERNEL, block * 2 + "more\n" + KERNEL
+    checkout = checkout_of(tmp_path / "r2", {**BASE, "csrc/mine.cu": source})
+    base = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    upstream = Upstream(tmp_path / "u", {"csrc/mine.cu": before})
+    upstream.commit({"csrc/mine.cu": changed(before.replace("b\n", "B\n", 1), 20, "twenty\n")}, "x")
+    change = upstream.output("diff", "-U1", "HEAD^")
+    (tmp_path / "x.diff").write_bytes(change[change.index(b"--- ") :])
+    imported(base, patch_dir.root, tmp_path / "x.diff")
+    after = patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides)
+    assert text_at(after, "csrc/mine.cu") == changed(source.replace("b\n", "B\n", 1), 20, "twenty\n")
+
+
 def test_mode_is_not_lost_where_context_differs(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "u", {LAUNCHER: changed(KERNEL, 18, "x\n")})
     upstream.commit({LAUNCHER: changed(changed(KERNEL, 18, "x\n"), 20, "twenty\n")}, "x")

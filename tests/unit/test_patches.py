@@ -125,6 +125,19 @@ def test_no_fuzz_and_offsets_are_reported(patch_dir: PatchDirectory, tmp_path: P
         assert status.state is PatchState.CONFLICTS
 
 
+def test_every_hunk_that_does_not_fit_is_listed(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """git names the first of a file only."""
+    edited = changed(changed(changed(KERNEL, 5, "five\n"), 15, "fifteen\n"), 25, "twentyfive\n")
+    patch_dir.put("first", patch_text(patch_dir.diff(BASE, {BUILDER: edited})))
+    builder = "inserted\n" * 3 + changed(changed(KERNEL, 6, "six upstream\n"), 24, "x\n")
+    (status,) = patches.status(checkout_of(tmp_path / "r", {**BASE, BUILDER: builder}), inside(), patch_dir.root)
+    assert status.state is PatchState.CONFLICTS
+    assert [line for line in status.detail.splitlines() if "does not fit" in line] == [
+        "  include/cutlass/builder.inl:2: hunk 1 @@ -2,7 +2,7 @@ line 1 (line 21 of first.patch) does not fit",
+        "  include/cutlass/builder.inl:22: hunk 3 @@ -22,7 +22,7 @@ line 21 (line 39 of first.patch) does not fit",
+    ]
+
+
 @pytest.mark.parametrize("change", [{BUILDER: None}, {f"{CUTLASS}/include/new.h": "mine\n"}])
 def test_missing_and_existing_files_conflict(patch_dir: PatchDirectory, tmp_path: Path, change: dict[str, str | None]) -> None:
     edited = changed(KERNEL, 10, "ten\n")
