@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sm120kit.core import reporting
 from sm120kit.core._users import user_label
-from sm120kit.core.disk import disk_errors
+from sm120kit.core.disk import UNWRITABLE_HINT, disk_errors
+from sm120kit.core.errors import SystemRefused
 from sm120kit.core.process import Stopped
 
 _HOST_LOCK = Path("/run")
@@ -27,26 +28,19 @@ def exclusive(path: Path, name: str, stop: threading.Event | None = None) -> Ite
 
     Raises:
         Stopped: another thread set ``stop`` while this thread waited.
+        SystemRefused: the file system has no locks.
     """
-    from filelock import FileLock, Timeout
-
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        reporting.info(f"waiting for another sm120kit that works on {name} ({path})")
         with reporting.working():
-            while not lock.is_locked:
+            for _ in attempts(lock, fcntl.LOCK_EX, f"waiting for another sm120kit that works on {name}"):
                 if stop is not None and stop.is_set():
-                    raise Stopped from None
-                with suppress(Timeout):
-                    lock.acquire(timeout=1)
-    try:
+                    raise Stopped
         yield
     finally:
-        lock.release()
+        os.close(lock)
 
 
 @contextmanager
@@ -60,7 +54,7 @@ def host_turn(name: str, patience_seconds: float = 30) -> Iterator[None]:
     lock = os.open(_HOST_LOCK, os.O_RDONLY | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + patience_seconds
-        with suppress(OSError):  # a file system without locks excludes nobody
+        with suppress(SystemRefused):  # a file system without locks excludes nobody
             for _ in attempts(lock, fcntl.LOCK_EX, f"waiting for another sm120kit that works on {name}"):
                 if time.monotonic() > deadline:
                     reporting.warn(f"{holders(lock)} has kept others from {name} for {patience_seconds:.0f} s; going on")
@@ -74,7 +68,7 @@ def attempts(file: int, kind: int, waiting: str) -> Iterator[None]:
     """Try to get a flock(2) of this ``kind`` until it is there; yields after each vain attempt, of which the first is reported.
 
     Raises:
-        OSError: the file system has no locks.
+        SystemRefused: the file system has no locks.
     """
     reported = False
     while True:
@@ -85,6 +79,9 @@ def attempts(file: int, kind: int, waiting: str) -> Iterator[None]:
             if not reported:
                 reporting.info(f"{waiting} ({holders(file)})")
             reported = True
+        except OSError as error:
+            message = f"the file system of {Path(f'/proc/self/fd/{file}').readlink()} cannot lock: {error.strerror}"
+            raise SystemRefused(message, UNWRITABLE_HINT) from error
         yield
         time.sleep(0.2)
 

@@ -189,7 +189,7 @@ class UseLock:
 
     def shared(self) -> None:
         """Wait until no removal runs. Does nothing on a file system without locks."""
-        with suppress(OSError):
+        with suppress(SystemRefused):
             self._acquire(fcntl.LOCK_SH, f"waiting for `sm120kit cache`, which removes files in {self.root}")
 
     def exclusive(self) -> None:
@@ -198,11 +198,7 @@ class UseLock:
         Raises:
             SystemRefused: the file system has no locks.
         """
-        try:
-            self._acquire(fcntl.LOCK_EX, f"waiting for other commands that use {self.root}")
-        except OSError as error:
-            message = f"the file system of {self.root} cannot lock: {error.strerror}"
-            raise SystemRefused(message, "make sure that no command uses it, and remove files by hand") from error
+        self._acquire(fcntl.LOCK_EX, f"waiting for other commands that use {self.root}")
 
     def _acquire(self, kind: int, waiting: str) -> None:
         assert self.file is not None
