@@ -66,17 +66,13 @@ class Entry:
         if not self.launches:
             raise ValueError(f"no launch of the kernel for {self.call} is recorded")
 
-    def shared_bytes(self, kernels: Sequence[Kernel]) -> dict[Launch, int]:
-        """Shared memory of each launch, with static shared memory of the entry's ``kernels``: the most that one of them has."""
-        static = max((kernel.shared_bytes for kernel in kernels), default=0)
-        return {launch: static + launch.shared_bytes for launch in self.launches}
-
     def too_big(self, kernels: Sequence[Kernel]) -> str:
-        """Why SM120 cannot launch the ``kernels`` of this entry; empty if it can."""
+        """Why SM120 cannot launch this entry; empty if it can. Of its ``kernels``, the most static shared memory counts."""
+        static = max((kernel.shared_bytes for kernel in kernels), default=0)
         return "; ".join(
             f"{launch.kernel} for {self.call} requests {size:,} bytes of shared memory, SM120 has {SMEM_CAPACITY_BYTES:,}"
-            for launch, size in self.shared_bytes(kernels).items()
-            if size > SMEM_CAPACITY_BYTES
+            for launch in self.launches
+            if (size := static + launch.shared_bytes) > SMEM_CAPACITY_BYTES
         )
 
 

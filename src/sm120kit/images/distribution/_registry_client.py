@@ -293,11 +293,9 @@ class RegistryClient:
         activity = f"pushing {self.repository}:{tag}"
         headers = {"Content-Type": media_type, "Content-Length": str(len(content))}
         url, scope = f"/v2/{self._name}/manifests/{tag}", f"repository:{self._name}:pull,push"
-        reply = self._session.request(Request("PUT", url, scope, headers, lambda: [content]), activity)
-        stored = reply.headers.get("docker-content-digest", digest)
-        if digest not in (stored, self.in_registry(tag)):
-            raise NotTrusted(f"{activity}: the registry stored {stored[:100]}, not {digest}", "contact its operator")
-        self._document(digest)
+        self._session.request(Request("PUT", url, scope, headers, lambda: [content]), activity)
+        if (stored := self._document(tag).digest) != digest:
+            raise NotTrusted(f"{activity}: the registry stored {stored}, not {digest}", "contact its operator")
         return digest
 
     def _document(self, reference: str) -> _Document:

@@ -230,6 +230,23 @@ def fp4_gemm():
     flashinfer.mm_fp4(matrix, matrix.t(), scales, scales.t(), torch.ones(1), torch.bfloat16, **options)
 
 
+def fused_moe(tokens=4, **options):
+    """Call FlashInfer's mixture of experts of CUTLASS."""
+    import flashinfer
+    import torch
+
+    inputs, weights = torch.zeros(tokens, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
+    routed = (torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 2))
+    flashinfer.fused_moe.cutlass_fused_moe(inputs, *routed, weights, weights, torch.bfloat16, [], output=inputs, **options)
+
+
+def indices(*values):
+    """Indices as FlashInfer takes them."""
+    import torch
+
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def require_served(expected, engine, version):
     """Raise NotRun for another version of the engine, or without a configuration to look up."""
     locked = expected["distributions"][engine].partition("+")[0]

@@ -18,6 +18,8 @@ from checks_engine import (
     accepts_configurations,
     autotuner,
     fp4_gemm,
+    fused_moe,
+    indices,
     load_extensions,
     modules_ahead,
     on_capability,
@@ -304,15 +306,11 @@ def _calls(use, backend, arguments, served):
         import flashinfer
         import torch
 
-        tokens, weights = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
-        routed = (torch.zeros(32, 2, dtype=torch.int32), torch.zeros(32, 2))
         # SGLang runs FlashInfer's autotuner for these experts when it starts (runner/flashinfer_autotune.py).
         tuning = {} if arguments.disable_flashinfer_autotune else {"autotuner": autotuner}
         return tuning | {
-            "inputs": lambda: flashinfer.mxfp8_quantize(tokens, True, alignment=32),
-            "GEMM": lambda: flashinfer.fused_moe.cutlass_fused_moe(
-                tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens, use_mxfp8_act_scaling=True
-            ),
+            "inputs": lambda: flashinfer.mxfp8_quantize(torch.zeros(32, 64, dtype=torch.bfloat16), True, alignment=32),
+            "GEMM": partial(fused_moe, 32, use_mxfp8_act_scaling=True),
         }
     if kind == "layers":  # SGLang initializes the GEMMs of both types of weights, whatever the model's is
         weights = {"fp4": "modelopt_fp4", "fp8": "fp8"}[backend.partition(":")[0]]
@@ -346,17 +344,17 @@ def _attention(arguments, grouped):
 
     def cached(**mask):
         wrapper = backend.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
-        pages = (_indices(0, 4), _indices(0, 4), _indices(0, 1, 2, 3), _indices(1))
+        pages = (indices(0, 4), indices(0, 4), indices(0, 1, 2, 3), indices(1))
         wrapper.begin_forward(*pages, *heads, size, 1, q_data_type=torch.bfloat16, kv_data_type=stored, **mask)
 
     def decode():
         wrapper = backend.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", use_tensor_cores=wide)
-        pages = (_indices(0, 1), _indices(0), _indices(1))
+        pages = (indices(0, 1), indices(0), indices(1))
         wrapper.begin_forward(*pages, *heads, size, 1, data_type=stored, q_data_type=torch.bfloat16)
 
     def new():
         wrapper = backend.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="auto")
-        wrapper.begin_forward(_indices(0, 4), _indices(0, 4), *heads, size, q_data_type=torch.bfloat16)
+        wrapper.begin_forward(indices(0, 4), indices(0, 4), *heads, size, q_data_type=torch.bfloat16)
 
     states = (torch.zeros(2, 2, size), torch.zeros(2, 2)) * 2
     calls = {"decode": decode, "cached tokens": cached, "new tokens": new, "both": lambda: backend.merge_state(*states)}
@@ -370,12 +368,6 @@ def _stored(arguments):
     import torch
 
     return {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(arguments.kv_cache_dtype, torch.bfloat16)
-
-
-def _indices(*values):
-    import torch
-
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def _sampling():

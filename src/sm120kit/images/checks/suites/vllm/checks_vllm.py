@@ -18,6 +18,8 @@ from checks_engine import (
     accepts_configurations,
     autotuner,
     fp4_gemm,
+    fused_moe,
+    indices,
     load_extensions,
     modules_ahead,
     on_capability,
@@ -197,7 +199,7 @@ def _calls(use, name, arguments, served):
     if (kind, name) in (("attention", "FLASHINFER_MLA_SPARSE_DSV4"), ("attention", "FLASHINFER_MLA_SPARSE_SM120")):
         return {"": _sparse_mla}
     if kind == "experts" and name.endswith(" FLASHINFER_CUTLASS"):
-        return {"": _fused_moe}
+        return {"": fused_moe}
     if (kind, name) == ("layers", "FlashInferCutlassNvFp4LinearKernel"):
         return {name: fp4_gemm}
     if (kind, name) == ("layers", "FlashInferFP8ScaledMMLinearKernel"):
@@ -231,9 +233,6 @@ def _flashinfer_attention(use, arguments, served):
     scale = {"sm_scale": 1.0, "window_left": -1, "logits_soft_cap": 0.0}
     dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": stored, "o_data_type": torch.bfloat16}
     workspace = torch.zeros(2**20, dtype=torch.uint8)
-
-    def indices(*values):
-        return torch.tensor(values, dtype=torch.int32)
 
     def prefill():
         wrapper = backend.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="auto")
@@ -288,16 +287,6 @@ def _fp8_gemm(backend):
 
     matrix = torch.zeros(1, 32, 64).to(torch.float8_e4m3fn)
     flashinfer.bmm_fp8(matrix, matrix.transpose(1, 2), torch.ones(1), torch.ones(1), torch.bfloat16, backend=backend)
-
-
-def _fused_moe():
-    """Call FlashInfer's mixture of experts of CUTLASS."""
-    import flashinfer
-    import torch
-
-    tokens, weights = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(8, 64, 8, dtype=torch.int64)
-    routed = (torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2))
-    flashinfer.fused_moe.cutlass_fused_moe(tokens, *routed, weights, weights, torch.bfloat16, [], output=tokens)
 
 
 def _sampler_is_flashinfer():
