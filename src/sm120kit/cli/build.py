@@ -64,7 +64,7 @@ class BuildOptions:
     from_source: Annotated[
         bool, option("--from-source", "For an engine: also compile the modules that its recipe lists, see docs/build.md.")
     ] = False
-    to: Annotated[str | None, option("--to STAGE", "Stop after fetch, patch, plan, compile or pack (the wheel).")] = None
+    to: Annotated[str | None, option("--to STAGE", "Stop after fetch, patch, plan or pack (the wheel).")] = None
     dry_run: Annotated[bool, option("--dry-run", "Print the plan and compile nothing.")] = False
     output: Annotated[Path, option("--output -o DIR", "Directory for the wheel.")] = Path("wheelhouse")
     json: Annotated[bool, option("--json", "Print the records as JSON.")] = False

@@ -109,13 +109,9 @@ def _environment_wheels(recipe: recipes.EngineRecipe, locked: dict[str, LockedWh
 
 
 def build_extensions(
-    build: ExtensionBuild,
-    options: Options,
-    *,
-    pack: bool = True,
-    watch: Callable[[Progress], None] = lambda progress: None,
+    build: ExtensionBuild, options: Options, watch: Callable[[Progress], None] = lambda progress: None
 ) -> RepackedWheel:
-    """Build planned extension modules and pack the wheel; without ``pack``, stop when they are compiled and checked.
+    """Build planned extension modules and pack the wheel.
 
     An interrupted build resumes. Once the wheel exists, the work directory with its environment is removed.
 
@@ -130,7 +126,7 @@ def build_extensions(
 
     source = _with_files(build.tree, read_added_sources(recipe))
 
-    def make(directory: Path) -> Artifacts | None:
+    def make(directory: Path) -> Artifacts:
         required = _required(build, options)  # before gigabytes of wheels
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
         site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
@@ -145,9 +141,6 @@ def build_extensions(
         )
         _extensions.compile_extensions(build, site, CompileSettings.of(options, watch))
         reporting.info("checking the modules")
-        if not pack:
-            _extensions.check_extensions(build, official, site)
-            return None
         artifacts = _extensions.publish_extensions(build, site, official, files, directory)
         shutil.rmtree(site.work)
         return artifacts

@@ -77,7 +77,7 @@ def build(
     name = f"{plan.engine}-{digest_of([tree.tree, plan.archs, plan.toolchain, versions])[:12]}"
     work = workspace.work(name)
 
-    def make(directory: Path) -> Artifacts | None:
+    def make(directory: Path) -> Artifacts:
         locked_toolchain.compilers(target, selection.archs, ())
         units = len(plan.modules[0].units)
         reporting.info(f"compiling {units} kernels against CUTLASS of {recipe.name} (tree {tree.tree[:12]})")
@@ -85,7 +85,7 @@ def build(
         compile_kernels(plan, tree, headers, work, CompileSettings.of(target.options, watch))
         reporting.info("checking the kernels")
         cubins = check_modules(plan, work, tvm_ffi_loader(_tvm_ffi() / "lib" / "libtvm_ffi.so", work, plan.toolchain))
-        return None if stage is Stage.COMPILE else _publish(plan, work, directory, cubins)
+        return _publish(plan, work, directory, cubins)
 
     return build_once(planned, name, target.options, make)
 

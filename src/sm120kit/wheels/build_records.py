@@ -22,7 +22,6 @@ class Stage(StrEnum):
     FETCH = "fetch"
     PATCH = "patch"
     PLAN = "plan"
-    COMPILE = "compile"
     PACK = "pack"
 
 

@@ -69,14 +69,14 @@ def build(
     if stage is Stage.PLAN:
         return planned
 
-    def make(directory: Path) -> Artifacts | None:
+    def make(directory: Path) -> Artifacts:
         if request.group == recipes.NO_KERNELS:
             patches.materialise(tree, prepared.work / "tree")
-            return None if stage is Stage.COMPILE else _pack(prepared, tree, {}, directory)
+            return _pack(prepared, tree, {}, directory)
         ffi = _compile(target, prepared, watch)
         loader = tvm_ffi_loader(ffi.library, prepared.work, prepared.plan.toolchain)
         cubins = check_modules(prepared.plan, prepared.work, loader)
-        return None if stage is Stage.COMPILE else _pack(prepared, tree, cubins, directory)
+        return _pack(prepared, tree, cubins, directory)
 
     return build_once(planned, prepared.selection.directory, target.options, make)
 
@@ -209,7 +209,7 @@ def _compiles_first(target: FlashInferTarget, request: BuildRequest) -> bool:
     workspace = target.options.workspace
     log = workspace.work(_selection(target, request).directory) / compiling.LOG
     compiled = log.is_file() or workspace.build(target.recipe.engine, "").is_dir()
-    return request.stage in (Stage.COMPILE, Stage.PACK) and not compiled and target.options.remote is None
+    return request.stage is Stage.PACK and not compiled and target.options.remote is None
 
 
 def _verified_lock(target: FlashInferTarget) -> Lock | None:

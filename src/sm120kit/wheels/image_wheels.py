@@ -92,11 +92,11 @@ def build(
     for tree in target.local.values():
         if not request.from_source or tree.checkout.pin.project != recipe.engine:
             require_effect(tree)
-    if request.stage in (Stage.COMPILE, Stage.PACK):
+    pack = request.stage is Stage.PACK
+    if pack:
         require_compilable(recipe, request)
         if (request.group or recipe.kernels) != NO_KERNELS:
             locked_toolchain.require_locked(target.flashinfer)
-    pack = request.stage is Stage.PACK
     if request.from_source:
         own = _build_from_source(target, request.stage, watch)
     else:
@@ -117,4 +117,4 @@ def _build_from_source(target: EngineTarget, stage: Stage, watch: Callable[[Prog
     build = _from_source.plan_extensions(target)
     if stage is Stage.PLAN:
         return RepackedWheel(build.plan, patched_members(target.recipe.engine, build.tree))
-    return _from_source.build_extensions(build, target.options, pack=stage is Stage.PACK, watch=watch)
+    return _from_source.build_extensions(build, target.options, watch)

@@ -57,7 +57,7 @@ def require_machine(target: BuildTarget, request: BuildRequest) -> None:
     """
     if target.engine:
         recipe = target.engine.recipe
-        if request.stage in (Stage.COMPILE, Stage.PACK):
+        if request.stage is Stage.PACK:
             image_wheels.require_compilable(recipe, request)
         request = replace(request, archs=recipe.archs, group=request.group or recipe.kernels, machine=recipe.machine)
     if target.engine or target is target.flashinfer:

@@ -68,11 +68,11 @@ def unverified_cache(sha256: str, workspace: Workspace) -> str:
     return ""
 
 
-def build_once(planned: Built, name: str, options: Options, make: Callable[[Path], Artifacts | None]) -> Built:
+def build_once(planned: Built, name: str, options: Options, make: Callable[[Path], Artifacts]) -> Built:
     """A planned build with its artifacts: those of an earlier build, of the remote cache, or what ``make`` publishes.
 
-    ``make`` gets the directory to publish in, and returns None if it stops before; ``name`` is that of its work directory,
-    which one process uses at a time. What was made here is stored in the remote cache.
+    ``make`` gets the directory to publish in; ``name`` is that of its work directory, which one process uses at a time. What
+    was made here is stored in the remote cache.
 
     Raises:
         Mismatch: see :func:`published`; and what ``make`` raises.
@@ -86,8 +86,6 @@ def build_once(planned: Built, name: str, options: Options, make: Callable[[Path
             artifacts = shared(plan, directory, remote)  # or of a process that this one waited for
             if ran := artifacts is None:
                 artifacts = make(directory)
-    if artifacts is None:
-        return replace(planned, ran=True)
     push(plan, directory, remote)
     return replace(planned, artifacts=artifacts, directory=directory, ran=ran)
 
