@@ -32,14 +32,17 @@ TOKENS = (
 
 
 def write_model(model, directory):
-    """Write a model's directory: its ``config.json`` and a tokenizer of a few tokens."""
+    """Write a model's directory: its ``config.json``, and a tokenizer of a few tokens or as many as n-gram tables need."""
     path = directory / model["repository"].replace("/", "--")
     path.mkdir(exist_ok=True)
-    vocabulary = {token: number for number, token in enumerate(TOKENS)}
+    config = model["config"].get("text_config", model["config"])
+    distinct = config.get("engram_compressed_vocab_size", 0)  # which vLLM compares with the tokenizer's
+    words = (*TOKENS, *map(str, range(distinct - len(TOKENS))))
+    vocabulary = {token: number for number, token in enumerate(words)}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
     tokenizer = {
         "version": "1.0",
-        "added_tokens": [{"id": number, "content": token, **flags} for token, number in vocabulary.items()],
+        "added_tokens": [{"id": number, "content": token, **flags} for number, token in enumerate(TOKENS)],
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": TOKENS[0]},
         **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")),
     }
