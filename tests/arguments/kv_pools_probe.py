@@ -1,9 +1,11 @@
 """Print what SGLang keeps of a token for models by their ``config.json``; runs in a Python that has SGLang, without a GPU.
 
-``kv_pools_probe.py SUITES`` reads cases ``{name: {"argv": [...], "config": {...}}}`` from stdin and prints ``{name: {"refusal":
-text, "kind": data type, "token": bytes, "tokens": number}}``: bytes per token on one GPU as SGLang's own pool configurator
-computes them, and the tokens for which ``MEMORY`` suffices. ``SUITES`` is the directory of the checks of images, whose stand-in
-for a GPU it uses. The cache has the type that SGLang selects for a checkpoint without quantization.
+``kv_pools_probe.py SUITES defaults`` reads names of classes from stdin and prints the ``config.json`` of those whose
+configuration class has defaults; ``kv_pools_probe.py SUITES pools`` reads cases ``{name: {"argv": [...], "config": {...}}}``
+and prints ``{name: {"refusal": text, "kind": data type, "token": bytes, "tokens": number}}``: bytes per token on one GPU as
+SGLang's own pool configurator computes them, and the tokens for which ``MEMORY`` suffices. ``SUITES`` is the directory of the
+checks of images, whose stand-in for a GPU it uses. The cache has the type that SGLang selects for a checkpoint without
+quantization.
 """
 
 from __future__ import annotations
@@ -20,9 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-GPU = {"name": "NVIDIA RTX PRO 6000", "capability": [12, 0], "multiprocessors": 188, "memory_gb": 96.0}
+import kv_specs_probe
+
 ARGUMENTS = ["--skip-tokenizer-init", "--trust-remote-code", "--context-length", "32768"]
 MEMORY = 40_000_000_000
+
+
+def defaults(classes: list[str]) -> dict[str, Any]:
+    """The ``config.json`` of classes whose configuration class has defaults."""
+    from sglang.srt.utils.hf_transformers.common import _CONFIG_REGISTRY
+
+    return kv_specs_probe.default_configs(classes, _CONFIG_REGISTRY)
 
 
 def pool(case: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +63,7 @@ def pool(case: dict[str, Any]) -> dict[str, Any]:
             speculative_draft_attention_backend="",
         )
         pools = create_memory_pool_configurator(configurator(server, model, name or asked, kind))
-        size = getattr(pools, "_cell_size", None) or pools.bytes_per_full_token
+        size = pools._cell_size if hasattr(pools, "_cell_size") else pools.bytes_per_full_token
         tokens = pools.calculate_pool_sizes(MEMORY, runtime_context.get_schedule().page_size or 1).max_total_num_tokens
         return {"refusal": "", "kind": str(kind).removeprefix("torch."), "token": float(size), "tokens": int(tokens)}
 
@@ -112,17 +122,22 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer on stdout; all else goes to stderr."""
-    suites = Path(sys.argv[1])
+    suites, command = Path(sys.argv[1]), sys.argv[2]
     sys.path[:0] = [str(suites / "engine"), str(suites / "sglang")]
+    os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # of defaults, some are short
     stdout = os.dup(1)
     os.dup2(2, 1)
     import gpu
 
-    gpu.install(GPU)
+    gpu.install(kv_specs_probe.GPU)
     import backends
 
     backends.prepare()
-    answers = gpu.forked({name: partial(answer, case) for name, case in json.load(sys.stdin).items()}, 2)
+    given = json.load(sys.stdin)
+    if command == "defaults":
+        answers = defaults(given)
+    else:
+        answers = gpu.forked({name: partial(answer, case) for name, case in given.items()}, 2)
     os.write(stdout, json.dumps(answers).encode())
 
 

@@ -4,8 +4,8 @@ vLLM's classes are built on torch's meta device, each with the defaults of its c
 in ``recipes/checkpoints/``, in the environment of ``backends.py``. The specifications are written with those keys of
 ``config.json`` that matter to ``tests/unit/data/kv_specs.json``; ``test_kv_specs.py`` compares them.
 
-For a recipe of SGLang, what its pools keep of a token of the models in ``recipes/checkpoints/`` is written to ``kv_pools.json``
-for ``test_kv_pools.py``: five minutes.
+For a recipe of SGLang, what its pools keep of a token of the same kinds of models is written to ``kv_pools.json`` for
+``test_kv_pools.py``.
 
 About 10 GB of disk, and an hour of two cores for some 200 classes.
 """
@@ -23,6 +23,7 @@ from typing import Any
 import backends
 
 from sm120kit.core.data_roots import data_root
+from sm120kit.engines import parser
 from sm120kit.recipes.architectures import language_model
 from sm120kit.serving import _kv_layout as kv_layout
 
@@ -56,19 +57,24 @@ def ask(python: Path, env: dict[str, str], command: str, cases: dict[str, Any]) 
     return _answers([python, PROBE, backends.SUITES, command], env, cases)
 
 
-def _answers(argv: list[Any], env: dict[str, str], cases: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(argv, input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
+def _answers(argv: list[Any], env: dict[str, str], given: Any) -> dict[str, Any]:
+    done = subprocess.run(argv, input=json.dumps(given), env=env, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout))
 
 
 def write_pools(name: str, python: Path, env: dict[str, str]) -> None:
     """Write a line for each model and its variants: keys that matter, arguments, and what SGLang keeps."""
+    probe = [python, POOLS_PROBE, backends.SUITES]
+    record = parser.load(name)
+    assert record
+    classes = record.models["architectures"]
+    configs = _answers([*probe, "defaults"], env, classes) | {model: case["config"] for model, case in recorded().items()}
     cases = {}
-    for model, case in recorded().items():
+    for model, config in configs.items():
         for options in ["", *VARIANTS.get(model, [])]:
-            cases[f"{model} {options}".strip()] = {"argv": options.split(), "config": case["config"]}
+            cases[f"{model} {options}".strip()] = {"argv": options.split(), "config": config}
     lines = []
-    for case, found in sorted(_answers([python, POOLS_PROBE, backends.SUITES], env, cases).items()):
+    for case, found in sorted(_answers([*probe, "pools"], env, cases).items()):
         config = cases[case]["config"]
         known = {"config": needed(language_model(config)) | {"architectures": config.get("architectures")}}
         entry = found if found["refusal"] else found | {"argv": cases[case]["argv"]} | known

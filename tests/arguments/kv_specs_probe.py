@@ -17,6 +17,7 @@ import textwrap
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,24 @@ LONGEST = 131_072
 
 def defaults() -> dict[str, Any]:
     """A case for each class of the registry, with the defaults of its configuration class in transformers or vLLM."""
-    warnings.simplefilter("ignore")
     import vllm.transformers_utils.config as own
+    from vllm.model_executor.models import registry
+
+    cases = {}
+    names = {**registry._TEXT_GENERATION_MODELS, **registry._MULTIMODAL_MODELS}
+    for name, config in default_configs(names, own._CONFIG_REGISTRY).items():
+        longest = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+        length = ["--max-model-len", str(min(longest, LONGEST))] if longest else []
+        blocks = ["--block-size", "256"] if "V4" in name else []
+        cases[name] = {"argv": [*ARGUMENTS, *length, *blocks], "config": config}
+    return cases
+
+
+def default_configs(names: Iterable[str], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The ``config.json`` of classes whose configuration class, in transformers or an engine's ``own``, has defaults."""
+    warnings.simplefilter("ignore")
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from vllm.model_executor.models import registry
 
     types: dict[str, str] = {}
     for name, mapping in vars(modeling_auto).items():
@@ -40,24 +54,21 @@ def defaults() -> dict[str, Any]:
             for kind, classes in mapping.items():
                 for each in [classes] if isinstance(classes, str) else classes:
                     types.setdefault(each, kind)
-    by_stem = {re.sub(r"[^a-z0-9]", "", kind): kind for kind in (*CONFIG_MAPPING, *own._CONFIG_REGISTRY)}
-    cases = {}
-    for name in {**registry._TEXT_GENERATION_MODELS, **registry._MULTIMODAL_MODELS}:
+    by_stem = {re.sub(r"[^a-z0-9]", "", kind): kind for kind in (*CONFIG_MAPPING, *own)}
+    found = {}
+    for name in names:
         stem = re.sub(r"[^a-z0-9]", "", re.sub(r"(For[A-Z]\w+|Model|LMHeadModel)$", "", name).lower())
         kind = types.get(name) or by_stem.get(stem)
         if kind is None:
             continue
         try:
-            made = (own._CONFIG_REGISTRY[kind] if kind in own._CONFIG_REGISTRY else CONFIG_MAPPING[kind])()
+            made = (own[kind] if kind in own else CONFIG_MAPPING[kind])()
             config = made.to_dict() | {"architectures": [name], "model_type": kind}
             json.dumps(config)
         except Exception:  # a class without defaults
             continue
-        longest = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
-        length = ["--max-model-len", str(min(longest, LONGEST))] if longest else []
-        blocks = ["--block-size", "256"] if "V4" in name else []
-        cases[name] = {"argv": [*ARGUMENTS, *length, *blocks], "config": config}
-    return cases
+        found[name] = config
+    return found
 
 
 def row(spec: Any) -> tuple[str, float, int | None]:

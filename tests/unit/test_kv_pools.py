@@ -10,6 +10,7 @@ import pytest
 from kv_rows import TOLERANCE
 
 from sm120kit.recipes import configurations
+from sm120kit.serving import _kv_pools
 from sm120kit.serving.checkpoint import described
 from sm120kit.serving.fit import Device, Fit, estimate
 
@@ -18,11 +19,30 @@ CASES: dict[str, dict[str, Any]] = {name: case for name, case in RECORD["cases"]
 MEMORY = 40_000_000_000
 """Bytes for tokens in the record."""
 UNKNOWN = {
-    "GLM-5.3-Flash": "Glm5NextForCausalLM",
-    "Gemma 3 4B": "num_key_value_heads",
-    "deepseek-ai/DeepSeek-V4-Flash-Vision-Exp": "DeepseekV4ForConditionalGeneration",
+    "global_attn_every_n_layers": ["AfmoeForCausalLM"],
+    "layer_group_size": ["BailingMoeV3VLForConditionalGeneration"],
+    "Glm5NextForCausalLM": ["GLM-5.3-Flash"],
+    "num_key_value_heads": ["Gemma 3 4B"],
+    "head_dim": [
+        "Glm4MoeForCausalLM",
+        "Glm4vMoeForConditionalGeneration",
+        "Qwen3OmniMoeForConditionalGeneration",
+    ],
+    "learnable_sink": ["HYV4ForCausalLM"],
+    "use_hybrid_layers": ["IQuestQ1ForCausalLM"],
+    "conv_L_cache": ["Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration"],
+    "linear_attention_type": ["GigaChat35ForCausalLM"],
+    "lightning_nh": ["MiniCPMSALAForCausalLM"],
+    "cross_attention_layers": ["MllamaForConditionalGeneration"],
+    "num_loops": ["NanbeigeForCausalLM"],
+    "is_hybrid_swa": ["Spark2_5ForCausalLM"],
+    "encoder": ["WhisperForConditionalGeneration"],
+    "num_query_groups": ["ZayaForCausalLM"],
+    "DeepseekV4ForConditionalGeneration": ["deepseek-ai/DeepSeek-V4-Flash-Vision-Exp"],
+    "are not known": [*_kv_pools.OTHERS],
 }
-"""Models whose cache is unknown, with a word of the reason."""
+"""Models whose cache is unknown, by a word of the reason."""
+REASONS = {name: word for word, names in UNKNOWN.items() for name in names}
 
 
 def fit(case: dict[str, Any], *more: str, **changes: Any) -> Fit:
@@ -35,13 +55,18 @@ def fit(case: dict[str, Any], *more: str, **changes: Any) -> Fit:
 @pytest.mark.parametrize("name", CASES)
 def test_cache_is_that_of_sglang_or_unknown_with_the_reason(name: str) -> None:
     found = fit(CASES[name])
-    if name in UNKNOWN:
-        assert found.kv_bytes_per_token is None and UNKNOWN[name] in found.why_no_kv
+    if name in REASONS:
+        assert found.kv_bytes_per_token is None and REASONS[name] in found.why_no_kv
         return
     assert found.kv_bytes_per_token == pytest.approx(CASES[name]["token"], rel=TOLERANCE), found.why_no_kv
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "DeepSeek-V4" in name and name not in UNKNOWN])
+def test_most_classes_are_read_and_refusals_have_a_reason() -> None:
+    assert len(CASES) >= 160 and REASONS.keys() <= CASES.keys()
+    assert all(case["refusal"] for case in RECORD["cases"].values() if "token" not in case)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "DeepSeek-V4" in name and name not in REASONS])
 def test_windows_and_states_of_requests_are_reserved(name: str) -> None:
     assert fit(CASES[name]).capacity_tokens == pytest.approx(CASES[name]["tokens"], rel=TOLERANCE)
 

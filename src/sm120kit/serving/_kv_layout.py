@@ -48,6 +48,8 @@ _HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group
 _QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_TWICE = ("longcat_flash",)
+"""Models with two attentions in each of ``num_layers``."""
 _EXPANDED = ("minicpm3",)
 """Models with MLA of which engines keep K and V of each head."""
 _EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
@@ -73,7 +75,7 @@ _IRREGULAR = re.compile(
     r"|(attn|attention)_(types?|layers?|config|other|kinds?|every|idx|pattern)|hybrid|pattern|interval|period|offset|every"
     r"|per_layer|window|sliding|swa|chunk|local|global|mamba|ssm|ssd|recurrent|rwkv|lru|linear_|lightning|kda|delta|conv_"
     r"|retention|cross_attention|shared?_(kv|layer|factor)|kv_shared|cla_|reuse|sink|compress|lora_rank|latent|index_|sparse"
-    r"|multi_query|(query|attention)_groups|k_eq_v|v_head_dim|qk_nope|cca_|ple_"
+    r"|multi_query|(query|attention)_groups|k_eq_v|v_head_dim|qk_nope|cca_|ple_|^num_loops$"
 )
 """Keys by which layers differ in what they keep of a token, as models in transformers, vLLM and SGLang name them."""
 
@@ -138,6 +140,8 @@ def _kv_cache(config: _Config) -> KvCache:
     if config.get("is_encoder_decoder"):
         raise _Unknown("it has an encoder, of whose tokens the decoder keeps vectors too")
     layers = config.number(*_LAYERS, limit=LAYER_LIMIT) or len(config.get("layers_block_type") or ())
+    if config.get("model_type") in _TWICE:
+        layers = 2 * config.number("num_layers", *_LAYERS, limit=LAYER_LIMIT)
     if not layers:
         raise _Unknown("config.json lacks the number of layers")
     kinds = _kinds(config, layers)

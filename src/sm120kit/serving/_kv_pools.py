@@ -18,6 +18,15 @@ SPARSE = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausal
 SCALED = ("GlmMoeDsaForCausalLM",)
 """Of these, those that keep scales beside FP8 on SM12x; others select TRT-LLM's layout, without scales."""
 V4 = ("DeepseekV4ForCausalLM", "DeepseekV41ForCausalLM")
+OTHERS = (
+    "DeepseekOCRForCausalLM",
+    "Gemma3nForCausalLM",
+    "Gemma3nForConditionalGeneration",
+    "MiniCPM3ForCausalLM",
+    "MuseSparkForConditionalGeneration",
+    "UnlimitedOCRForCausalLM",
+)
+"""Classes that keep what others do not: all heads instead of a latent vector or the reverse, layers that share, FP8."""
 TYPES = {"auto": 1, "fp8_e4m3": 1, "bf16": 2, "bfloat16": 2}
 """Bytes of an element of sparse MLA by ``--kv-cache-dtype``, whose default is FP8 whatever the checkpoint's."""
 PAGE, PADDING = 256, 576
@@ -36,7 +45,7 @@ def pooled(
     """
     name = next(iter(architectures), "a model without a class")
     sparse = is_sparse(cache)
-    if (is_deepseek_v4(cache) and name not in V4) or (sparse and name not in SPARSE):
+    if name in OTHERS or (is_deepseek_v4(cache) and name not in V4) or (sparse and name not in SPARSE):
         return None, f"the pools of SGLang for {name[:80]} are not known"
     if not sparse:
         if windowed is None and name not in V4 and any(each.window and not each.ring for each, _ in cache.vectors):
