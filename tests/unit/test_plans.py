@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kv_rows import TOLERANCE, theirs
 
+from sm120kit.images import backends
+
 RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "plans.json").read_text())
 REPOSITORIES: dict[str, dict[str, Any]] = RECORD["repositories"]
+MEMORY, SHARE = backends.GPUS["RTX PRO 6000"]["memory_gb"] * 1e9, 0.90
+"""Bytes of a GPU, and the share that the planned command lines let vLLM take."""
+
+
+def context(arguments: list[str]) -> int:
+    """The longest sequence of a command line, 0 if it states none."""
+    stated = dict(pairwise(arguments)).get("--max-model-len", "")
+    assert dict(pairwise(arguments))["--gpu-memory-utilization"] == f"{SHARE:.2f}"
+    return int(stated) if stated.isdigit() else 0
 
 
 def test_the_record_is_of_many_models_on_one_and_several_gpus() -> None:
@@ -24,8 +36,10 @@ def test_vllm_accepts_the_command_line_and_needs_what_is_planned(name: str) -> N
     plan, engine = REPOSITORIES[name]["plan"], REPOSITORIES[name]["engine"]
     assert engine["refusal"] == ""
     assert plan["weights"] == pytest.approx(engine["weights"], rel=TOLERANCE), "bytes of the first GPU"
-    tokens, _, _ = theirs(engine["rows"])
+    tokens, windows, states = theirs(engine["rows"])
     assert not plan["why"] and plan["token"] == pytest.approx(tokens, rel=TOLERANCE), "bytes of a token on the first GPU"
+    room = MEMORY * SHARE - engine["weights"]
+    assert context(plan["arguments"]) * tokens + windows + states <= room, "one sequence of full length"
 
 
 @pytest.mark.parametrize("name", [name for name, entry in REPOSITORIES.items() if entry["plan"]["source"]])
