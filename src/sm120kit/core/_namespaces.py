@@ -5,7 +5,6 @@ a JSON object with the keys
 
 ``layers``, ``directory``   unpacked layers, highest first, as paths relative to ``directory``: the kernel limits their sum to a
                             page. They are combined by overlayfs, which gets no upper directory, so that nothing can be written
-``copy``                    instead of ``layers``: a directory with the combined files, mounted read-only
 ``system``                  instead of both: paths of this system and links, as lists ``[kind, path]`` with the kinds ``read``
                             and ``write``, and ``["link", path, target]``; with a ``/tmp`` of its own, and without ``/sys``
 ``root``                    an empty directory, the mount point
@@ -102,9 +101,6 @@ def _mount_root(request: dict[str, Any]) -> None:
     root = request["root"]
     if "system" in request:
         _mount_paths(root, request["system"])
-    elif request.get("copy"):
-        _mount(request["copy"], root, None, _BIND)
-        _restrict(root, _RDONLY | _NOSUID | _NODEV)
     else:
         os.chdir(request["directory"])
         _mount("overlay", root, "overlay", _RDONLY | _NOSUID | _NODEV, f"lowerdir={':'.join(request['layers'])}")

@@ -4,14 +4,13 @@ A program runs in a root file system of the image's layers (:mod:`._rootfs`) tha
 and a home directory of its own, without network and capabilities, alone in a process namespace. Which program isolates it
 depends on what this system permits:
 
-``unshare``     a user namespace, in which this user appears as the image's user, and so do the owners of all files
-``bubblewrap``  where only ``bwrap`` may create user namespaces (AppArmor). It has no overlayfs (0.8): all files of the image
-                become hard links and are removed afterwards, a minute for vLLM 0.33.0 on a busy machine, so that it is the last
+``unshare``     a user namespace, in which this user appears as the image's user, and so do the owners of all files. The
+                kernel's overlayfs combines the layers: Linux 5.11 or newer
+``bubblewrap``  where only ``bwrap`` may create user namespaces (AppArmor), or overlayfs is refused. It has no overlayfs (0.8):
+                all files of the image become hard links and are removed afterwards, a minute for vLLM 0.33.0 on a busy machine
 
 Programs of an image for another machine are run by an emulator (:mod:`sm120kit.recipes.cross_tools`), which the first way
 registers for its namespace only: Linux 6.7 or newer.
-
-The kernel's overlayfs combines the layers. Where it refuses, they are hard links.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,6 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _FOREIGN_REMEDY = "use Linux 6.7 or newer, or a machine of the image's architecture"
-_MOUNT_OPTIONS_LIMIT = 4000
-"""Characters of overlayfs's list of layers: the options of mount(2) are a page."""
 
 
 @dataclass(frozen=True)
@@ -194,18 +191,10 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
     Raises:
         RequirementMissing: none works; the message has the reason for each.
     """
-    reasons = []
-    unshare = f"unshare, {container.emulator.emulator.name}" if container.emulator else "unshare"
-    if mounts := _overlay(container):
-        reason = _failure(_command(container, mounts, []))
-        if not reason:
-            return unshare, _command(container, mounts, argv)
-        reasons.append(f"unshare with overlayfs: {reason}")
-    points = {"copy": str(container.layers[-1].tree)}
-    reason = _failure(_command(replace(container, writable={}), points, []))
-    if not reason:
-        return unshare, _command(container, {"copy": str(_copy(container))}, argv)
-    reasons.append(f"unshare with hard links: {reason}")
+    refused = _failure(_command(container, []))
+    if not refused:
+        runtime = f"unshare, {container.emulator.emulator.name}" if container.emulator else "unshare"
+        return runtime, _command(container, argv)
     try:
         if container.emulator:
             raise RequirementMissing("it registers no emulator for programs of another machine")
@@ -216,16 +205,9 @@ def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str
         return "bubblewrap", [*_bubblewrap(container, _copy(container)), "--", *argv]
     raise RequirementMissing(
         "this system does not permit running a program in a root file system of its own\n"
-        + "\n".join(f"  {text}" for text in [*reasons, f"bubblewrap: {reason}"]),
+        f"  unshare: {refused}\n  bubblewrap: {reason}",
         _FOREIGN_REMEDY if container.emulator else sandbox.remedy(),
     )
-
-
-def _overlay(container: _Container) -> dict[str, Any]:
-    """The mount of a container's layers by overlayfs; empty if they need another way."""
-    directory = container.layers[0].tree.parents[1]
-    trees = [os.path.relpath(layer.tree, directory) for layer in reversed(container.layers)]
-    return {} if len(":".join(trees)) > _MOUNT_OPTIONS_LIMIT else {"layers": trees, "directory": str(directory)}
 
 
 def _copy(container: _Container) -> Path:
@@ -236,9 +218,11 @@ def _copy(container: _Container) -> Path:
     return directory
 
 
-def _command(container: _Container, mounts: Mapping[str, Any], argv: Sequence[str]) -> list[str | Path]:
+def _command(container: _Container, argv: Sequence[str]) -> list[str | Path]:
+    directory = container.layers[0].tree.parents[1]
     request = {
-        **mounts,
+        "layers": [os.path.relpath(layer.tree, directory) for layer in reversed(container.layers)],
+        "directory": str(directory),
         "root": str(container.directory / "root"),
         "writable": {path: str(source) for path, source in container.writable.items()},
         "argv": list(argv),

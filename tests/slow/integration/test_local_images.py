@@ -106,13 +106,6 @@ def test_layers_add_to_and_replace_files_of_lower_layers(store: LocalImages, kin
     assert done.stdout.splitlines() == ["added", "kept", "link", *texts]
 
 
-def test_hard_links_where_overlayfs_is_refused(store: LocalImages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_images, "_overlay", lambda container: {"layers": ["missing", "missing"], "directory": "/"})
-    image = store.find(layers.small_image(store.layout).digest)
-    assert store.run(image.id, ["cat", "greeting"], {}).stdout == "hello\n"
-    assert "Read-only" in store.run(image.id, ["touch", "/bin/added"], {}).stderr
-
-
 def test_without_namespaces_the_error_names_each_reason(store: LocalImages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         local_images, "_command", lambda *request: ["sh", "-c", "echo unshare: Operation not permitted >&2; exit 125"]
