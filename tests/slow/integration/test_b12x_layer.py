@@ -119,7 +119,7 @@ def test_entry_that_is_no_code_fails_the_checks(small: KernelImage, tmp_path: Pa
     image = small.with_kernels([8])
     (tmp_path / "files").mkdir()
     check, _ = _device_code.b12x_code(image, LocalImages(small.workspace), tmp_path / "files")
-    assert check.verdict is CheckResult.FAILED and "not a wheel, ELF, fatbin or cubin" in check.detail
+    assert check.verdict is CheckResult.FAILED and "not an ELF, fatbin or cubin" in check.detail
 
 
 def test_image_without_the_kernels_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
