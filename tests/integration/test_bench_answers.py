@@ -171,7 +171,7 @@ def test_odd_metrics_are_unknown(value: str, tmp_path: Path) -> None:
     figures = figures_of(result_file.read(tmp_path / "r.json").cases[0])
     assert figures.cache_hits is None
     shown = CliRunner().invoke(app, ["bench", "show", str(tmp_path / "r.json")])
-    assert shown.exit_code == 0 and "J/token: unknown" in shown.output
+    assert shown.exit_code == 0 and "cached: unknown" in shown.output
 
 
 @pytest.mark.parametrize("charset", ["hex", "rot13", "zlib", "undefined", "idna", "utf-16", "no-such", "utf-8; charset=hex"])
@@ -233,7 +233,7 @@ def test_tables_fit_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         case["restart"] = number % 2
         case["complete"] = number != 1
         case["prefix_cache"] = {"tokens": 10**6, "hits": 333333}
-        case["energy"] = {"gpus": list(range(8)), "joules": [12345.678] * 8, "unknown": ""}
+        case["energy"] = {"gpus": [0], "joules": [1.0], "unknown": ""}  # of an earlier version: ignored
         for sample in case["samples"]:
             times = [12.5, 13.5]
             sample |= {

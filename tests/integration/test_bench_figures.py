@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from schedule_server import schedule_server
 from sm120kit.bench import (
     MeasuredServer,
     Measurement,
-    _energy,
     bench_environment,
     choose_model,
     client,
@@ -24,7 +22,6 @@ from sm120kit.bench import (
     run,
     workload,
 )
-from sm120kit.bench._energy import Energy
 from sm120kit.bench.figures import summary
 from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.result_file import Machine, MeasuredCase, Result, Served
@@ -33,7 +30,7 @@ from sm120kit.core.urls import Endpoint
 SECONDS_PER_TOKEN = 0.002
 TOKENS = 256
 RELAY = Path(__file__).parents[1] / "support" / "relay.py"
-SERVER, NVML = RELAY.with_name("schedule_server.py"), RELAY.with_name("nvml_stub.c")
+SERVER = RELAY.with_name("schedule_server.py")
 
 
 @pytest.fixture
@@ -161,53 +158,3 @@ def test_prefix_cache_by_counters(before: str, after: str, cache: PrefixCache | 
     with schedule_server(METRICS=str(file)) as url, metrics.measured(Endpoint.parse(url)) as counted:
         file.write_text(after)
     assert counted().prefix_cache == cache
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="requires a C compiler")
-def test_energy_is_that_of_the_servers_gpus(
-    measure: Callable[..., MeasuredCase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stub of the driver's library: 100 W and 50 W. Behind a tunnel these GPUs are not the server's."""
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", NVML], check=True)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    engine = tmp_path / "vllm"
-    engine.write_text(SERVER.read_text())
-    with schedule_server(0.001, script=str(engine)) as url:
-        case = measure(url)
-        relay = [sys.executable, RELAY, url.rpartition(":")[2]]
-        with subprocess.Popen(relay, stdout=subprocess.PIPE, text=True) as tunnel:
-            assert tunnel.stdout
-            far = measure(f"http://127.0.0.1:{int(tunnel.stdout.readline())}")
-            tunnel.kill()
-    assert far.energy == Energy(unknown="the server was not detected on this machine")
-    assert summary(far).joules_per_token is None
-    assert case.energy and case.energy.gpus == (0, 1)
-    first, second = case.energy.joules
-    assert first == pytest.approx(2 * second, rel=0.2) and case.energy.total == first + second
-    assert summary(case).joules_per_token == (first + second) / (4 * TOKENS)
-    monkeypatch.setenv("NVML_BUSY", "1")
-    with _energy.sampled() as only_used:
-        pass
-    assert only_used().gpus == (1,) and not only_used().unknown
-    monkeypatch.setenv("NVML_NO_COUNTER", "1")
-    with _energy.sampled() as no_counter:
-        pass
-    assert no_counter() == Energy(unknown="GPU 1 has no energy counter")
-
-
-def test_energy_is_unknown_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    with _energy.sampled() as taken:
-        pass
-    assert taken().total is None and taken().unknown.startswith("NVML")
-
-
-def test_energy_between_samples() -> None:
-    lines = [f'{{"at": {10 + number}, "joules": [{100 * number}, {7 * number}], "busy": [0]}}' for number in range(4)]
-    assert _energy.between(10.5, 12.75, "\n".join([*lines, '{"at": 1'])) == Energy((0,), (225.0,))
-    assert _energy.between(9, 12, "\n".join(lines)).unknown == "the counters were not read for the whole case"
-    assert _energy.between(10, 14, "\n".join(lines)).unknown == "the counters were not read for the whole case"
-    assert _energy.between(0, 1, "").unknown == "no GPU counter was read"
-    no_gpus = '{"at": 0, "joules": [], "busy": []}\n{"at": 2, "joules": [], "busy": []}'
-    assert _energy.between(0.5, 1, no_gpus).unknown == "the driver lists no GPU"

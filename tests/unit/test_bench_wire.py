@@ -1,8 +1,7 @@
-"""Arrival times by the kernel's stamps: never before the previous read and never after the read itself."""
+"""Answers of servers as bytes: how they are cut, how they end, and limits."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -11,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import httpcore2
-import httpx2
 import pytest
 
 from sm120kit.bench import _wire
@@ -27,138 +24,8 @@ def listening() -> Iterator[socket.socket]:
         yield server
 
 
-@pytest.fixture
-def stamping() -> Iterator[None]:
-    """Linux stamps from a moment after the first socket requests it, for as long as a socket does."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as requesting:
-        requesting.setsockopt(socket.SOL_SOCKET, _wire.SO_TIMESTAMPNS, 1)
-        requesting.bind(("127.0.0.1", 0))
-        for _ in range(1000):
-            requesting.sendto(b"x", requesting.getsockname())
-            time.sleep(0.01)
-            read_ns, control = time.time_ns(), requesting.recvmsg(1, 100)[1]
-            seconds, nanoseconds = _wire._TIMESPEC.unpack(control[0][2])
-            if seconds * 10**9 + nanoseconds < read_ns:
-                break
-        yield
-
-
-async def connected(listening: socket.socket) -> tuple[Any, socket.socket]:
-    stream = await _wire._Backend().connect_tcp("127.0.0.1", listening.getsockname()[1], timeout=60)
-    return stream, listening.accept()[0]
-
-
-def test_arrival_is_before_the_read(listening: socket.socket, stamping: None) -> None:
-    async def read_late() -> tuple[float, float, float]:
-        stream, peer = await connected(listening)
-        sent = time.perf_counter()
-        peer.sendall(b"token")
-        time.sleep(0.05)
-        before_read = time.perf_counter()
-        assert await stream.read(100, timeout=60) == b"token"
-        await stream.aclose()
-        peer.close()
-        return sent, stream.arrived, before_read
-
-    sent, arrived, before_read = asyncio.run(read_late())
-    assert sent - 1e-4 < arrived < before_read - 0.02, "two clocks, compared to 20 us"
-
-
-@pytest.mark.parametrize(("clock_ahead", "age"), [(0.0, 0.25), (-60.0, 0.0), (60.0, 1.0)])
-def test_age_is_limited_when_the_clock_is_adjusted(listening: socket.socket, clock_ahead: float, age: float) -> None:
-    async def aged() -> float:
-        stream, peer = await connected(listening)
-        wall_ns = time.time_ns()
-        stamp = wall_ns - round((0.25 + clock_ahead) * 1e9)
-        control = [(socket.SOL_SOCKET, _wire.SO_TIMESTAMPNS, _wire._TIMESPEC.pack(stamp // 10**9, stamp % 10**9))]
-        result: float = stream._age(control, stream._last_read + 1.0, wall_ns)
-        assert stream._age([], stream._last_read + 1.0, wall_ns) == 0.0, "without a stamp: the time of the read"
-        await stream.aclose()
-        peer.close()
-        return result
-
-    assert asyncio.run(aged()) == pytest.approx(age)
-
-
-def test_what_a_full_read_leaves_may_have_arrived_before_it(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_wire, "_READ_BYTES", 4)
-
-    async def age_after(received: bytes) -> float:
-        stream, peer = await connected(listening)
-        before = stream._earliest
-        peer.sendall(received)
-        await stream.read(100, timeout=60)
-        read_again = stream._last_read
-        wall_ns = time.time_ns()
-        control = [(socket.SOL_SOCKET, _wire.SO_TIMESTAMPNS, _wire._TIMESPEC.pack(wall_ns // 10**9 - 60, 0))]
-        age: float = stream._age(control, read_again, wall_ns)
-        await stream.aclose()
-        peer.close()
-        return age if before < read_again else -1
-
-    assert asyncio.run(age_after(b"abc")) == 0
-    assert asyncio.run(age_after(b"abcd")) >= 0
-
-
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-
-
-def answers(listening: socket.socket, *responses: list[bytes]) -> list[tuple[bytes, str]]:
-    """The contents that a client gets for requests of one connection, and how each ended."""
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-    def serve() -> None:
-        with listening.accept()[0] as connection:
-            for response in responses:
-                while not connection.recv(1 << 16).endswith(b"{}"):
-                    pass
-                for part in response:
-                    connection.sendall(part)
-                    time.sleep(0.01)
-
-    async def request(client: httpx2.AsyncClient) -> tuple[bytes, str]:
-        reads: list[tuple[float, bytes]] = []
-        error = ""
-        try:
-            async with client.stream("POST", url, json={}) as response:
-                reads = _wire.content(response, bench_client.MAX_CONTENT_BYTES)
-                async for read in response.aiter_raw():
-                    reads.append((_wire.arrived(response), read))
-        except httpx2.HTTPError as failure:
-            error = type(failure).__name__
-        assert reads == sorted(reads, key=lambda read: read[0])
-        return b"".join(read for _, read in reads), error
-
-    async def requests() -> list[tuple[bytes, str]]:
-        async with _wire.client(Endpoint.parse(url), httpx2.Timeout(30)) as client:
-            return [await request(client) for _ in responses]
-
-    threading.Thread(target=serve, daemon=True).start()
-    return asyncio.run(requests())
-
-
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-
-
-def test_responses_of_one_connection(listening: socket.socket) -> None:
-    first = [CHUNKED[:30], CHUNKED[30:] + b"3\r\nab", b"c\r\n4\r\ndefg\r\n", b"0\r\n\r\n"]
-    second = [HEAD + b"transfer-encoding: Chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"]
-    plain = [HEAD + b"Content-Length: 4\r\n\r\nab", b"cd"]
-    assert answers(listening, first, second, plain, second) == [(b"abcdefg", ""), (b"x", ""), (b"abcd", ""), (b"x", "")]
-
-
-@pytest.mark.parametrize(
-    ("response", "content", "error"),
-    [
-        ([CHUNKED + b"3\r\nabc\r\n", b"9\r\ndef"], b"abcdef", "RemoteProtocolError"),
-        ([CHUNKED + b"3\r\nabc\r\n", b"no\r\n"], b"abc", "RemoteProtocolError"),
-        ([b"SMTP ready\r\n\r\n"], b"", "RemoteProtocolError"),
-        ([HEAD + b"\r\nuntil", b" closed"], b"until closed", ""),
-    ],
-    ids=["cut off", "not a chunk", "not HTTP", "until the connection is closed"],
-)
-def test_ends_of_responses(listening: socket.socket, response: list[bytes], content: bytes, error: str) -> None:
-    assert answers(listening, response) == [(content, error)]
 
 
 def sample_of(listening: socket.socket, *parts: bytes, **limits: Any) -> Sample:
@@ -180,11 +47,13 @@ def sample_of(listening: socket.socket, *parts: bytes, **limits: Any) -> Sample:
     return sample
 
 
+DELTAS = [{"choices": [{"delta": {"content": text}, "finish_reason": "stop" if text == "d" else None}]} for text in "abcd"]
+EVENTS = [f"data: {json.dumps(event)}\n\n".encode() for event in DELTAS]
+
+
 def chunks(*, blank_after: int | None = None) -> list[bytes]:
-    """Four events with text and the end, each as a chunk; a blank follows the size of chunk ``blank_after``."""
-    events = [{"choices": [{"delta": {"content": text}}]} for text in "abc"]
-    events += [{"choices": [{"delta": {"content": "d"}, "finish_reason": "stop"}]}]
-    contents = [f"data: {json.dumps(event)}\n\n".encode() for event in events] + [b""]
+    """The events and the end, each as a chunk; a blank follows the size of chunk ``blank_after``."""
+    contents = [*EVENTS, b""]
     blanks = [b" " if number == blank_after else b"" for number in range(len(contents))]
     return [b"%x%s\r\n%s\r\n" % (len(each), blank, each) for each, blank in zip(contents, blanks, strict=True)]
 
@@ -226,111 +95,59 @@ def test_switch_of_protocols_is_an_error_at_once(listening: socket.socket) -> No
     assert sample_of(listening, switch).error.startswith("RemoteProtocolError")
 
 
-def test_chunks_have_the_time_of_their_read_and_skip_the_library() -> None:
-    response = _wire._Response()
-    assert response.feed(1.0, CHUNKED[:-1]) == b""
-    assert response.feed(2.0, CHUNKED[-1:] + b"2\r\nab\r\n1\r\nc\r\n3\r\nd") == CHUNKED
-    assert response.feed(3.0, b"ef\r\n") == b""
-    assert response.feed(4.0, b"0\r\n\r\n") == b"0\r\n\r\n"
-    assert response.content == [(2.0, b"ab"), (2.0, b"c"), (2.0, b"d"), (3.0, b"ef")]
-    assert not response.decoding
+@pytest.mark.parametrize(
+    ("response", "chunks_", "error"),
+    [
+        ([CHUNKED, *chunks()[:2], b"99\r\ndata"], 2, "RemoteProtocolError: the connection was closed"),
+        ([b"SMTP ready\r\n\r\n"], 0, "RemoteProtocolError"),
+        ([], 0, "RemoteProtocolError: the connection was closed"),
+        ([CHUNKED[:9]], 0, "RemoteProtocolError: the connection was closed"),
+        ([HEAD, b"\r\n", *EVENTS], 4, ""),
+        ([HEAD, b"Content-Length: %d\r\n\r\n" % sum(map(len, EVENTS)), *EVENTS], 4, ""),
+        ([HEAD, b"Content-Length: 9999\r\n\r\n", *EVENTS], 4, "RemoteProtocolError: the connection was closed"),
+    ],
+    ids=["cut off", "not HTTP", "nothing", "in the head", "until closed", "of a length", "shorter"],
+)
+def test_ends_of_answers(listening: socket.socket, response: list[bytes], chunks_: int, error: str) -> None:
+    sample = sample_of(listening, *response)
+    assert (len(sample.chunk_seconds), sample.error.startswith(error)) == (chunks_, True), sample.error
+    assert bool(sample.error) == bool(error)
 
 
-def test_answer_before_the_end_of_the_request(listening: socket.socket) -> None:
-    async def refused() -> list[bytes]:
-        stream, peer = await connected(listening)
-        await stream.write(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n")
-        peer.sendall(CHUNKED + b"2\r\nno\r\n0\r\n\r\n")
-        while stream.response.decoding:
-            await asyncio.sleep(0.001)
-        await stream.write(b"{}")
-        assert await stream.read(1000, timeout=60) == CHUNKED + b"0\r\n\r\n"
-        content = [read for _, read in stream.response.content]
-        await stream.aclose()
-        peer.close()
-        return content
-
-    assert asyncio.run(refused()) == [b"no"]
+def test_chunks_of_one_read_have_one_time(listening: socket.socket) -> None:
+    first, second, third, last, end = chunks()
+    sample = sample_of(listening, CHUNKED + first + second, third, last + end)
+    a, b, c, d = sample.chunk_seconds
+    assert a == b < c < d
 
 
-def test_timeout_is_of_a_pause_not_of_the_whole_response(listening: socket.socket) -> None:
-    async def waited() -> float:
-        stream, peer = await connected(listening)
-        began = time.perf_counter()
-        stream._last_read = began + 0.4  # as if chunks arrived until then
-        with pytest.raises(httpcore2.ReadTimeout):
-            await stream.read(1, timeout=0.1)
-        await stream.aclose()
-        peer.close()
-        return time.perf_counter() - began
+def test_requests_of_a_user_have_a_connection_each(listening: socket.socket) -> None:
+    def serve() -> None:
+        for response in ([], [CHUNKED, *chunks()]):
+            with listening.accept()[0] as connection:
+                while not connection.recv(1 << 16).endswith(b"{}"):
+                    pass
+                connection.sendall(b"".join(response))
 
-    assert asyncio.run(waited()) >= 0.5
-
-
-def test_surplus_bytes_are_kept_for_the_next_read(listening: socket.socket) -> None:
-    async def cut() -> list[bytes]:
-        stream, peer = await connected(listening)
-        peer.sendall(b"abcdef")
-        peer.close()
-        reads = [await stream.read(4, timeout=60) for _ in range(3)]
-        assert stream.get_extra_info("is_readable"), "the pool drops a closed connection"
-        await stream.aclose()
-        return reads
-
-    assert asyncio.run(cut()) == [b"abcd", b"ef", b""]
+    threading.Thread(target=serve, daemon=True).start()
+    endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
+    requests = [bench_client.StreamRequest(0, "/", {})] * 2
+    first, second = bench_client.stream_all(endpoint, [requests], stall_seconds=60).samples
+    assert first.error.startswith("RemoteProtocolError") and second.error == ""
 
 
-def test_next_address_of_a_host_is_tried(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        unreachable = closed.getsockname()
-
-    async def both() -> bytes:
-        async def addresses(*_: object, **__: object) -> list[Any]:
-            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in (unreachable, listening.getsockname())]
-
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
-        stream, peer = await connected(listening)
-        peer.sendall(b"here")
-        read: bytes = await stream.read(100, timeout=60)
-        await stream.aclose()
-        peer.close()
-        return read
-
-    assert asyncio.run(both()) == b"here"
-
-
-def test_timeout_and_refused_connection_are_pool_errors(listening: socket.socket) -> None:
-    async def silent() -> None:
-        stream, peer = await connected(listening)
-        with pytest.raises(httpcore2.ReadTimeout):
-            await stream.read(1, timeout=0.01)
-        await stream.aclose()
-        peer.close()
-
-    async def connect(port: int) -> None:
-        await _wire._Backend().connect_tcp("127.0.0.1", port, timeout=60)
-
-    asyncio.run(silent())
+def test_refused_connection_is_an_error_of_the_request(listening: socket.socket) -> None:
     port = listening.getsockname()[1]
     listening.close()
-    with pytest.raises(httpcore2.ConnectError, match="failed"):
-        asyncio.run(connect(port))
+    request = bench_client.StreamRequest(0, "/", {})
+    (sample,) = bench_client.stream_all(Endpoint.parse(f"http://127.0.0.1:{port}"), [[request]]).samples
+    assert sample.error.startswith("ConnectError: ")
 
 
 def test_head_without_end_is_an_error_of_the_request(listening: socket.socket) -> None:
     """Also of interim responses without number."""
     for endless in (b"X-Pad: " + b"x" * _wire.MAX_HEAD_BYTES * 3, EARLY * (3 * _wire.MAX_HEAD_BYTES // len(EARLY))):
         assert sample_of(listening, HEAD if endless.startswith(b"X") else b"", endless).error.startswith("RemoteProtocolError")
-
-
-def test_head_is_read_in_linear_time() -> None:
-    def seconds(size: int) -> float:
-        response, began = _wire._Response(), time.process_time()
-        kept = sum(len(response.feed(1.0, b"HTTP/1.1 103 Early Hints\r\n\r\n")) for _ in range(size))
-        assert kept >= size * 20 - _wire.MAX_HEAD_BYTES
-        return time.process_time() - began
-
-    assert min(seconds(80_000) for _ in range(3)) < 3.5 * min(seconds(40_000) for _ in range(3)) + 0.05
 
 
 def test_answer_without_end_is_an_error(listening: socket.socket) -> None:
@@ -342,55 +159,3 @@ def test_answer_without_end_is_an_error(listening: socket.socket) -> None:
 def test_answer_that_does_not_end_in_time_is_an_error(listening: socket.socket) -> None:
     slow = [b"1\r\n:\r\n"] * 400
     assert sample_of(listening, CHUNKED, *slow, limit_seconds=0.5).error == "not ended after 0.5 s"
-
-
-def answered(listening: socket.socket, *connections: list[bytes | None]) -> tuple[list[str], int]:
-    """Errors of two requests in sequence, and the number of requests that arrived.
-
-    Each connection answers its requests with these bytes, and closes after the last; None resets it after the request.
-    """
-    arrived = 0
-
-    def serve() -> None:
-        nonlocal arrived
-        for responses in connections:
-            with suppress(OSError), listening.accept()[0] as connection:
-                for response in responses:
-                    while not (read := connection.recv(1 << 16)).endswith(b"{}") and read:
-                        pass
-                    arrived += bool(read)
-                    if response is None:
-                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                    else:
-                        connection.sendall(response)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
-    request = bench_client.StreamRequest(0, "/", {})
-    samples = bench_client.stream_all(endpoint, [[request] * 2], stall_seconds=60).samples
-    return [sample.error for sample in samples], arrived
-
-
-CLOSED = ("ReadError", "RemoteProtocolError")
-GOOD = CHUNKED + b"".join(chunks())
-
-
-def test_request_on_a_connection_that_was_closed_meanwhile_is_sent_again(listening: socket.socket) -> None:
-    assert answered(listening, [GOOD, None], [GOOD]) == (["", ""], 3)
-
-
-def test_request_on_a_new_connection_is_sent_once(listening: socket.socket) -> None:
-    errors, arrived = answered(listening, [None], [GOOD])
-    assert errors[0].startswith(CLOSED) and errors[1] == "" and arrived == 2
-
-
-def test_request_is_sent_again_once(listening: socket.socket) -> None:
-    errors, arrived = answered(listening, [GOOD, None], [None])
-    assert errors[0] == "" and errors[1].startswith(CLOSED) and arrived == 3
-
-
-@pytest.mark.parametrize("begun", [GOOD[:9], GOOD[:-40]])
-def test_request_is_not_sent_again_after_an_answer_has_begun(listening: socket.socket, begun: bytes) -> None:
-    errors, arrived = answered(listening, [GOOD, begun], [GOOD])
-    assert errors[0] == "" and errors[1].startswith("RemoteProtocolError") and arrived == 2

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.bench import (
-    _energy,
     _run_settings,
     bench_environment,
     client,
@@ -227,7 +226,6 @@ def _measure(
         with (
             clocks.sampled() if here else nullcontext(lambda: None) as gpu_clocks,
             metrics.measured(endpoint) as reported,
-            _energy.sampled() if here else nullcontext(lambda: _energy.Energy(unknown=_energy.REMOTE)) as taken,
         ):
             concurrency = workload.all_requests(work, case, server.model, salt)
             streamed = client.stream_all(endpoint, counted(concurrency), stall_seconds=measurement.stall_seconds, on_end=on_end)
@@ -242,7 +240,6 @@ def _measure(
         acceptance=reported().acceptance,
         clocks=gpu_clocks(),
         prefix_cache=reported().prefix_cache,
-        energy=taken(),
     )
 
 

@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import time
-import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +23,8 @@ from sm120kit.engines import all_engines
 
 if TYPE_CHECKING:
     import httpx2
+
+    from sm120kit.bench._wire import Answer
 
 STALL_SECONDS = 120.0
 """A stream without data for this long has stalled, an error of its request."""
@@ -177,132 +178,48 @@ def stream_all(
 async def _stream_all(
     server: Endpoint, users: Sequence[Iterable[StreamRequest]], stall_seconds: float, on_end: Callable[[EndedRequest], None]
 ) -> StreamResult:
-    import httpx2
-
-    from sm120kit.bench import _wire
-
     began = time.perf_counter()
-    timeout = httpx2.Timeout(stall_seconds, connect=30)
-    async with _wire.client(server, timeout) as client:
 
-        async def stream_user(number: int, requests: Iterable[StreamRequest]) -> list[EndedRequest]:
-            ended = []
-            for request in requests:
-                await asyncio.sleep(max(0.0, began + request.at - time.perf_counter()))
-                ended.append(await _stream(client, server, number, request, began))
-                on_end(ended[-1])
-            return ended
+    async def stream_user(number: int, requests: Iterable[StreamRequest]) -> list[EndedRequest]:
+        ended = []
+        for request in requests:
+            await asyncio.sleep(max(0.0, began + request.at - time.perf_counter()))
+            ended.append(await _stream(server, number, request, stall_seconds, began))
+            on_end(ended[-1])
+        return ended
 
-        async with _measured_lag() as lag:
-            by_user = await asyncio.gather(*(stream_user(number, requests) for number, requests in enumerate(users)))
+    async with _measured_lag() as lag:
+        by_user = await asyncio.gather(*(stream_user(number, requests) for number, requests in enumerate(users)))
     return StreamResult(tuple(request() for ended in by_user for request in ended), lag())
 
 
-async def _stream(
-    client: httpx2.AsyncClient, server: Endpoint, user: int, request: StreamRequest, began: float
-) -> EndedRequest:
-    """Send a request and read its answer to the end. On a reused connection that was closed before an answer, send it again.
+async def _stream(server: Endpoint, user: int, request: StreamRequest, stall_seconds: float, began: float) -> EndedRequest:
+    """Send a request and read its answer to the end; whatever fails is in the error."""
+    from sm120kit.bench import _wire
 
-    A server may close an idle connection in the moment in which a request is sent (RFC 9112, section 9.3.1).
-    """
-    exchange = _Exchange(client, server, request)
-    await exchange.run()
-    if exchange.closed_idle:
-        exchange = _Exchange(client, server, request)
-        await exchange.run()
-    reads = [(arrived - began, read) for arrived, read in exchange.reads]
-    times = (exchange.started - began, exchange.ended - began)
-    ended = Exchange(user, request.prompt, *times, exchange.status, request.body.get("max_tokens"), exchange.error)
-    return EndedRequest(reads, ended)
-
-
-class _Exchange:
-    """A request and its answer on one connection: the reads with their arrival, or the error that ended it."""
-
-    def __init__(self, client: httpx2.AsyncClient, server: Endpoint, request: StreamRequest) -> None:
-        self.client, self.server, self.request = client, server, request
-        self.reads: list[tuple[float, bytes]] = []
-        self.status: int | None = None
-        self.error = ""
-        self.closed_idle = False
-        self.started = self.ended = time.perf_counter()
-        self._connected = False
-
-    async def run(self) -> None:
-        """Send the request and read its answer to the end; whatever fails is in ``error``."""
-        import httpx2
-
-        from sm120kit.bench import _wire
-
-        try:
-            async with asyncio.timeout(self.request.limit_seconds):
-                await self._receive()
-        except TimeoutError:
-            self.error = f"not ended after {self.request.limit_seconds:g} s"
-        except (ValueError, zlib.error) as failure:
-            self.reads, self.error = [], f"the answer cannot be decompressed: {failure}"
-        except httpx2.TimeoutException:
-            self.error = f"stalled: no data for {self.client.timeout.read:g} s, the limit of --timeout"
-        except httpx2.HTTPError as failure:
-            closed = isinstance(failure, httpx2.RemoteProtocolError | httpx2.ReadError | httpx2.WriteError)
-            before_answer = self.status is None and _wire.CLOSED_IN_HEAD not in str(failure)
-            self.closed_idle = closed and before_answer and not self._connected
-            self.error = self._too_long() or self.server.without_secrets(f"{type(failure).__name__}: {failure}".rstrip(": "))
-        self.ended = time.perf_counter()
-
-    async def _trace(self, event: str, info: dict[str, Any]) -> None:
-        self._connected |= event.startswith("connection.connect")
-        if event == "http11.send_request_headers.started":
-            self.started = time.perf_counter()  # before, it waited for its connection and for other users' requests
-
-    async def _receive(self) -> None:
-        from sm120kit.bench import _wire
-
-        url = self.server.request_url(self.request.path)
-        async with self.client.stream("POST", url, json=self.request.body, extensions={"trace": self._trace}) as response:
-            self.status, kind = response.status_code, response.headers.get("Content-Type", "")
-            self.reads = _wire.content(response, self.request.limit_bytes)
-            size = 0
-            async for read in response.aiter_raw():
-                self.reads.append((_wire.arrived(response), read))
-                size += len(read)
-                if size > self.request.limit_bytes:
-                    break
-        self.reads = _decoded(self.reads, response.headers.get("Content-Encoding", "identity").lower())
-        if self.status != 200:
-            body = b"".join(read for _, read in self.reads)[:MAX_MASKED_BYTES].decode("utf-8", "replace")
-            shown = self.server.without_secrets(body)[:200]  # cut afterwards: a part of a secret is not recognized
-            self.reads, self.error = [], f"HTTP {self.status}: {shown}"
-        elif kind.startswith("application/json") and self.request.body.get("stream") is not False:
-            self.reads, self.error = [], NOT_STREAMED
-        else:
-            self.error = self._too_long()
-
-    def _too_long(self) -> str:
-        size, limit = sum(len(read) for _, read in self.reads), self.request.limit_bytes
-        return f"the answer has more than {limit >> 20} MiB" if size > limit else ""
+    answer = _wire.Answer(request.limit_bytes)
+    try:
+        async with asyncio.timeout(request.limit_seconds):
+            await _wire.post(server, request.path, request.body, stall_seconds, answer)
+    except TimeoutError:
+        answer.end(f"not ended after {request.limit_seconds:g} s")
+    refused = "" if answer.error else _refusal(server, request, answer)
+    reads = [] if refused else [(arrived - began, read) for arrived, read in answer.reads]
+    error = refused or server.without_secrets(answer.error)
+    times = (answer.started - began, answer.ended - began)
+    return EndedRequest(reads, Exchange(user, request.prompt, *times, answer.status, request.body.get("max_tokens"), error))
 
 
-def _decoded(reads: list[tuple[float, bytes]], encoding: str) -> list[tuple[float, bytes]]:
-    """The reads, decompressed if the server compressed them although nothing was offered; each keeps its time.
-
-    Raises:
-        ValueError: unknown compression, or more than ``MAX_RESPONSE_BYTES``.
-        zlib.error: damaged content.
-    """
-    if encoding in ("", "identity"):
-        return reads
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise ValueError(f"the server compressed it as {encoding[:40]!r}, which was not offered")
-    unpacker, remaining = zlib.decompressobj(wbits=47), MAX_RESPONSE_BYTES  # gzip or zlib, by its header
-    decoded = []
-    for seconds, read in reads:
-        text = unpacker.decompress(read, remaining)
-        remaining -= len(text)
-        if remaining <= 0:
-            raise ValueError(f"it has more than {MAX_RESPONSE_BYTES / 2**20:g} MiB")
-        decoded.append((seconds, text))
-    return decoded
+def _refusal(server: Endpoint, request: StreamRequest, answer: Answer) -> str:
+    """Why a whole answer is none to the request, "" if it is one."""
+    if answer.status != 200:
+        body = b"".join(read for _, read in answer.reads)[:MAX_MASKED_BYTES].decode("utf-8", "replace")
+        shown = server.without_secrets(body)[:200]  # cut afterwards: a part of a secret is not recognized
+        return f"HTTP {answer.status}: {shown}"
+    if (encoding := answer.headers.get("content-encoding", "identity").lower()) != "identity":
+        return f"the server compressed the answer as {encoding[:40]!r}, which was not offered"
+    streamed = request.body.get("stream") is not False
+    return NOT_STREAMED if streamed and answer.headers.get("content-type", "").startswith("application/json") else ""
 
 
 def hint(error: str) -> str:

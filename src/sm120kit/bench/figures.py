@@ -34,8 +34,7 @@ class Summary:
     of the first request to the end of the last. ``prompt_tokens`` is the median of the server's counts. ``lagged``: the
     client did not read its streams for more than ``LAG_SECONDS``, so that times between chunks are unknown. ``prefill_tok_s``
     is the median of uncached prompt tokens over the time to the first token, waiting included. ``cache_hits`` is the share of
-    prompt tokens in the server's prefix cache. ``joules_per_token`` is the energy of the GPUs over the tokens of all answers,
-    prefill included; None if a request failed.
+    prompt tokens in the server's prefix cache.
     """
 
     requests: int
@@ -60,7 +59,6 @@ class Summary:
     lagged: bool
     acceptance: float | None
     cache_hits: float | None = None
-    joules_per_token: float | None = None
 
 
 def summary(case: MeasuredCase) -> Summary:
@@ -76,7 +74,6 @@ def summary(case: MeasuredCase) -> Summary:
     gaps = [gap for sample in successful for gap in sample.itl if not lagged]
     span = max((s.ended for s in case.samples), default=0.0) - min((s.started for s in case.samples), default=0.0)
     known = len(counts) == len(successful) > 0
-    joules = case.energy.total if case.energy and len(counts) == len(case.samples) else None
     return Summary(
         requests=len(case.samples),
         errors=len(case.samples) - len(successful),
@@ -100,7 +97,6 @@ def summary(case: MeasuredCase) -> Summary:
         lagged=lagged,
         acceptance=case.acceptance.share if case.acceptance else None,
         cache_hits=cache.share if (cache := prefix_cache(case)) else None,
-        joules_per_token=joules / total if joules is not None and (total := sum(counts)) else None,
     )
 
 
@@ -188,7 +184,6 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "itl_p99": ("ITL p99", _TIME),
     "acceptance": ("acceptance", _SHARE),
     "cache_hits": ("cached", _SHARE),
-    "joules_per_token": ("J/token", _number(3)),
     "prompt_tokens": ("prompt tokens", _COUNT),
     "tokens": ("tokens", _COUNT),
     "chunks": ("chunks", _COUNT),
@@ -227,9 +222,6 @@ def notes(result: Result) -> list[str]:
     found += [f"{name(case)}: {note}" for case in result.cases for note in _notes(case, summary(case))]
     if all(prefix_cache(case) is None for case in result.cases):
         found.append("cached: unknown, neither usage nor the server's metrics have it")
-    found += sorted(
-        {f"J/token: unknown, {case.energy.unknown}" for case in result.cases if case.energy and case.energy.unknown}
-    )
     return found + sorted({f"error: {sample.error}" for case in result.cases for sample in case.samples if sample.error})
 
 

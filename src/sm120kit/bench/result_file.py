@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm120kit.bench._energy import Energy
 from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.metrics import Acceptance, PrefixCache
 from sm120kit.bench.sample import Sample
@@ -85,7 +84,7 @@ class MeasuredCase:
     """A case, measured after one start of the server; ``restart`` is the number of the start, from 0.
 
     ``lag_seconds`` is the longest time for which the client did not read its streams; ``clocks`` are samples of the GPUs, None
-    if there were none; ``energy`` is that of the GPUs from the first request to the end of the last. ``complete`` is false if
+    if there were none. ``complete`` is false if
     the case was interrupted; ``samples`` then has the requests that had ended.
     """
 
@@ -100,7 +99,6 @@ class MeasuredCase:
     clocks: tuple[Clocks, ...] | None = None
     complete: bool = True
     prefix_cache: PrefixCache | None = None
-    energy: Energy | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:

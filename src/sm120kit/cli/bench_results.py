@@ -159,7 +159,7 @@ def render_effects(effects: Sequence[AblationEffect], *, as_json: bool) -> None:
 
 
 def _object(result: Result) -> dict[str, Any]:
-    kept = ("concurrency", "output_tokens", "context_tokens", "restart", "complete", "clocks", "energy")
+    kept = ("concurrency", "output_tokens", "context_tokens", "restart", "complete", "clocks")
     return {
         "complete": result.complete,
         "environment": asdict(result.environment),
@@ -184,7 +184,7 @@ TABLES = (
     ("decode_tok_s", "total_tok_s", "output_tok_s", "acceptance"),
     ("prompt_tokens", "prefill_tok_s", "ttft", "ttft_p95", "ttfa"),
     ("itl_p50", "itl_p99", "tokens", "chunks"),
-    ("cache_hits", "joules_per_token"),
+    ("cache_hits",),
 )
 """The figures of each printed table, each within 80 columns."""
 
