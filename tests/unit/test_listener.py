@@ -1,33 +1,12 @@
-"""Whether the process that listens on a port is an engine: command lines, sockets of other users, tunnels."""
+"""Whether the process that listens on a port is an engine; tests/integration/test_bench_figures.py has real ones."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import socket
 
 import pytest
 
 from sm120kit.bench import _listener
-
-TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0000000000000000
-   1: 0100007F:1F41 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 4343 1 0000000000000000
-"""
-
-
-def host(root: Path, *, owner: str = "", others: tuple[str, ...] = (), gpu: bool = False) -> Path:
-    """A /proc in which ``owner`` listens on port 8000; without it the socket belongs to a process that is not readable."""
-    (root / "net").mkdir(parents=True)
-    (root / "net" / "tcp").write_text(TABLE)
-    for number, argv in enumerate((owner, *others), 100):
-        (root / str(number) / "fd").mkdir(parents=True)
-        (root / str(number) / "cmdline").write_bytes("\0".join([*argv.split(), ""]).encode() if argv else b"")
-        if number == 100 and owner:
-            (root / "100/fd/3").symlink_to("socket:[4242]")
-            (root / "100/task/100").mkdir(parents=True)
-            (root / "100/task/100/children").write_text("101 " if others else "")
-        if number == 101 and gpu:
-            (root / "101/fd/7").symlink_to("/dev/nvidia0")
-    return root
 
 
 @pytest.mark.parametrize(
@@ -47,17 +26,16 @@ def host(root: Path, *, owner: str = "", others: tuple[str, ...] = (), gpu: bool
         ("python", False),
     ],
 )
-def test_engine_is_recognised_by_its_program(owner: str, engine: bool, tmp_path: Path) -> None:
-    assert _listener.is_engine(8000, host(tmp_path, owner=owner)) is engine
-    assert not _listener.is_engine(8001, tmp_path), "a connection is not a listener"
+def test_engine_is_recognised_by_its_program(owner: str, engine: bool) -> None:
+    assert _listener.is_program(owner.split()) is engine
 
 
-def test_engine_is_recognised_by_the_gpu_of_a_process_that_it_started(tmp_path: Path) -> None:
-    assert _listener.is_engine(8000, host(tmp_path / "a", owner="python serve.py", others=("worker",), gpu=True))
-    assert not _listener.is_engine(8000, host(tmp_path / "b", owner="python serve.py", others=("worker",)))
+def test_arguments_name_the_port() -> None:
+    assert _listener.names_port(["docker-proxy", "-host-port", "8000"], 8000)
+    assert _listener.names_port(["vllm", "serve", "--port=8000"], 8000)
+    assert not _listener.names_port(["docker-proxy", "-host-port", "8080"], 8000)
 
 
-def test_process_of_another_user_names_the_port(tmp_path: Path) -> None:
-    assert _listener.is_engine(8000, host(tmp_path / "a", others=("/usr/bin/docker-proxy -host-port 8000",)))
-    assert not _listener.is_engine(8000, host(tmp_path / "b", others=("/usr/bin/docker-proxy -host-port 8080",)))
-    assert not _listener.is_engine(8000, host(tmp_path / "c", others=("ssh -L 8000:vllm:8000",)))
+def test_this_program_is_no_engine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not _listener.is_engine(server.getsockname()[1])

@@ -103,7 +103,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     (tmp_path / "here" / "log.txt").write_text("nothing\n")
     (tmp_path / "here" / "link").symlink_to("nothing")
     (tmp_path / "here" / "ids.json").write_text("[]")
-    for name in ("there.csv", "there.svg", "there.tar"):
+    for name in ("there.md", "there.tar"):
         (tmp_path / "here" / name).touch()
     monkeypatch.chdir(tmp_path / "here")
     for name in [name for name in os.environ if name.startswith(("SM120KIT_", "DOCKER_"))]:
@@ -447,8 +447,7 @@ CASES = {
     "verify ptx log.txt --ptx log.txt": (42, "log.txt exists\nhint: choose another file with --ptx, or add --overwrite"),
     "verify ptx log.txt --cubin ids.json": (42, "ids.json exists"),
     "verify run --receipt log.txt true": (42, "log.txt exists"),
-    "bench show log.txt -o there.csv": (42, "there.csv exists\nhint: choose another file with --output, or add --overwrite"),
-    "bench show log.txt -o there.svg": (42, "there.svg exists\nhint: choose another file with --output, or add --overwrite"),
+    "bench show log.txt -o there.md": (42, "there.md exists\nhint: choose another file with --output, or add --overwrite"),
     "image export image there.tar": (42, "there.tar exists\nhint: choose another file with PATH, or add --overwrite"),
     "doctor --python python3.12": (2, "invalid value for --python: it runs the measurements: add --measure"),
     "image list --index images.json": (2, "invalid value for --index: an index lists images in registries: add --remote"),

@@ -82,7 +82,6 @@ def result_of(
         workload_sha256=named.sha256,
         thinking=named.workload.thinking,
         temperature=0.0,
-        order_seed=0,
         client={},
         given={},
         served=Served(

@@ -46,7 +46,7 @@ class MeasuredServer:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How servers are measured into one result. ``seed`` shuffles the cases; ``given`` is what the user states.
+    """How servers are measured into one result. ``given`` is what the user states.
     A request without data for ``stall_seconds`` has failed. Cases of ``resumed``, the result of an interrupted run, are not
     measured again.
 
@@ -57,7 +57,6 @@ class Measurement:
 
     workload: NamedWorkload
     save: Callable[[Result], None]
-    seed: int = 0
     given: Mapping[str, str] = field(default_factory=dict)
     stall_seconds: float = client.STALL_SECONDS
     case_begins: Callable[[Case, int], RequestEnded] = lambda case, requests: lambda: None
@@ -105,7 +104,7 @@ def run(
     began = datetime.now(UTC)
     endpoint, named = server.endpoint, measurement.workload
     result = earlier or _first_result(server, measurement, began)
-    order = [] if result.complete else resume.missing(named.workload, result.cases, start, measurement.seed)
+    order = [] if result.complete else resume.missing(named.workload, result.cases, start)
     if order:
         result = replace(result, probes={**result.probes, **measurement.probe(server)})
     for number, case in enumerate(order):
@@ -145,7 +144,7 @@ def require_resumable(measurement: Measurement) -> None:
     """Compare the interrupted run of a measurement, if there is one, with everything that needs no server.
 
     Raises:
-        NotComparable: the workload, its prompts, the seed, what was stated, or the measuring program differ.
+        NotComparable: the workload, its prompts, what was stated, or the measuring program differ.
     """
     if measurement.resumed:
         _require_same(measurement.resumed, _planned(measurement))
@@ -176,7 +175,6 @@ def _planned(measurement: Measurement) -> dict[str, Any]:
         "workload_sha256": named.sha256,
         "thinking": named.workload.thinking,
         "temperature": named.workload.temperature,
-        "order_seed": measurement.seed,
         "client": bench_environment.client(),
         "given": dict(measurement.given),
         "prompts_sha256": digest_of(workload.prompts(named.workload)),

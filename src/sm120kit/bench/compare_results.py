@@ -100,7 +100,7 @@ def compare(before: Result, after: Result, ignore: Collection[str]) -> Compariso
     differ = {
         name: (first.get(name, UNKNOWN), second.get(name, UNKNOWN))
         for name in sorted(first | second)
-        if first.get(name, UNKNOWN) != second.get(name, UNKNOWN) and name != "order_seed"
+        if first.get(name, UNKNOWN) != second.get(name, UNKNOWN)
     }
     refused = {name: values for name, values in differ.items() if name not in ignore}
     if not before.complete and not after.complete and "complete" not in ignore:

@@ -76,7 +76,7 @@ def _lacks(measurement: Measurement, number: int) -> bool:
     """Whether the interrupted run lacks cases of a start, or there was none."""
     resumed = measurement.resumed
     return resumed is None or (
-        not resumed.complete and bool(resume.missing(measurement.workload.workload, resumed.cases, number, measurement.seed))
+        not resumed.complete and bool(resume.missing(measurement.workload.workload, resumed.cases, number))
     )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -34,56 +32,6 @@ CHARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
 FIGURES = tuple(name for name in COLUMNS if name not in ("ttfa", "chunks"))
 """The exported columns."""
 
-KINDS = (".benchy.json", ".benchy.csv", ".csv", ".md", ".svg", ".png")
-
-
-def exported(kind: str, named: Sequence[NamedResult]) -> bytes:
-    """The content of a file of one of ``KINDS``.
-
-    Raises:
-        RequirementMissing: it has charts, and matplotlib is not installed.
-    """
-    writers = {
-        ".benchy.json": llama_benchy.as_json,
-        ".benchy.csv": llama_benchy.as_csv,
-        ".csv": as_csv,
-        ".md": as_markdown,
-    }
-    return writers[kind](named).encode() if kind in writers else charts(named, kind.removeprefix("."))
-
-
-def rows(named: Sequence[NamedResult]) -> list[dict[str, Any]]:
-    """A row for each case: its result, identity and figures."""
-    table = []
-    for name, result in named:
-        for case in result.ordered:
-            identity = {
-                "result": name,
-                "model": result.environment.model,
-                "concurrency": case.concurrency,
-                "output_tokens": case.output_tokens,
-                "context_tokens": case.context_tokens,
-                "restart": case.restart,
-                "complete": case.complete,
-            }
-            table.append({**identity, **asdict(summary(case))})
-    return table
-
-
-def as_csv(named: Sequence[NamedResult]) -> str:
-    """CSV with a header; an unknown value is empty. Times are seconds, rates tokens per second."""
-    table = [{key: no_formula(value) for key, value in row.items()} for row in rows(named)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]) if table else ["result"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
-
-
-def no_formula(value: object) -> object:
-    """A value for a spreadsheet: text that it would compute, such as ``=cmd()`` or ``@SUM``, begins with an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and value.lstrip()[:1] in tuple("=+-@|%") else value
-
 
 def in_markdown(text: str) -> str:
     """A text on one line of Markdown, without the characters that would begin HTML, a link, a case of a table or emphasis."""
@@ -110,7 +58,7 @@ def chart_pages(named: Sequence[NamedResult]) -> Iterator[tuple[str, str]]:
     """
     for by in ("concurrency", "context depth"):
         if lines := _lines(named, by):
-            yield by, _drawn(lines, by, "svg").decode()
+            yield by, _drawn(lines, by)
 
 
 def _table_of(result: Result) -> tuple[list[str], list[list[str]]]:
@@ -128,6 +76,9 @@ def _table_of(result: Result) -> tuple[list[str], list[list[str]]]:
 def _notes(result: Result) -> list[str]:
     return [*(knee.text for knee in saturation.knees(result.cases)), *comparisons(result), *figures.notes(result)]
 
+
+KINDS = {".benchy.json": llama_benchy.as_json, ".benchy.csv": llama_benchy.as_csv, ".md": as_markdown}
+"""The functions that write a file, by the end of its name."""
 
 # ---- charts
 
@@ -150,19 +101,8 @@ def _lines(named: Sequence[NamedResult], by: str) -> Lines:
     return lines if len({x for cases in lines.values() for x in cases}) > 1 else {}
 
 
-def charts(named: Sequence[NamedResult], kind: str) -> bytes:
-    """The charts over concurrency, or over context if that is what was measured, as ``svg`` or ``png``.
-
-    The same results and matplotlib give the same bytes; text in an SVG stays text.
-
-    Raises:
-        RequirementMissing: matplotlib is not installed.
-    """
-    by = "concurrency" if _lines(named, "concurrency") or not _lines(named, "context depth") else "context depth"
-    return _drawn(_lines(named, by), by, kind)
-
-
-def _drawn(lines: Lines, by: str, kind: str) -> bytes:
+def _drawn(lines: Lines, by: str) -> str:
+    """The charts as SVG: the same results and matplotlib give the same text, which stays text in it."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -178,10 +118,10 @@ def _drawn(lines: Lines, by: str, kind: str) -> bytes:
     with rc_context(style):
         figure = Figure(figsize=(15, 9.5), layout="constrained")
         _draw(figure, lines, by)
-        content = io.BytesIO()
-        figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None, dpi=110)
+        content = io.StringIO()
+        figure.savefig(content, format="svg", metadata={"Date": None}, dpi=110)
     drawn = content.getvalue()
-    return drawn[drawn.index(b"<svg") :] if kind == "svg" else drawn
+    return drawn[drawn.index("<svg") :]
 
 
 def _draw(figure: Figure, lines: Lines, by: str) -> None:

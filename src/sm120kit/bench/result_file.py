@@ -70,7 +70,6 @@ class Environment:
     workload_sha256: str
     thinking: str
     temperature: float
-    order_seed: int
     client: dict[str, str]
     given: dict[str, str]
     prompts_sha256: str | None = None

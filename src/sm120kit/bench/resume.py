@@ -16,7 +16,7 @@ MIN_SHARE = 0.9
 """Share of a workload's ``seconds`` that the requests of a complete case take at least."""
 
 
-def missing(work: Workload, measured: Sequence[MeasuredCase], start: int, seed: int) -> list[Case]:
+def missing(work: Workload, measured: Sequence[MeasuredCase], start: int) -> list[Case]:
     """The cases to measure after a start of the server, in their order: each start has another one.
 
     A sweep whose knee was measured has none.
@@ -25,7 +25,7 @@ def missing(work: Workload, measured: Sequence[MeasuredCase], start: int, seed: 
     if work.sweep and saturation.knee(done) is not None:
         return []
     points = {Case(*case.key) for case in done}
-    return [case for case in workload.cases(work, seed + start) if case not in points]
+    return [case for case in workload.cases(work, start) if case not in points]
 
 
 def existing(path: Path) -> Result | None:
@@ -70,7 +70,7 @@ def kept(before: Result, path: Path, work: Workload, restarts: int = 0) -> Resul
     fits = all(
         Case(*case.key) in planned and case.restart <= restarts and _has_all_requests(work, case) for case in before.cases
     )
-    if not fits or before.complete == any(missing(work, before.cases, start, 0) for start in range(restarts + 1)):
+    if not fits or before.complete == any(missing(work, before.cases, start) for start in range(restarts + 1)):
         raise NotComparable(
             f"{path} was measured with other options: other cases, starts or numbers of requests, as with --quick",
             f"run the command that wrote it, {REPLACE}",

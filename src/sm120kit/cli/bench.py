@@ -136,7 +136,7 @@ def run_(
     earlier = {} if results.overwrite else resume.unfinished(dict.fromkeys(paths, named.workload), restarts)
     for path in paths:
         require_writable(path)
-    each = len(workload.cases(named.workload, choice.seed)) * (restarts + 1)
+    each = len(workload.cases(named.workload, 0)) * (restarts + 1)
     total = each * len(paths)
     for path, partial in earlier.items():
         console.info(f"{path} is partial: {len(partial.cases)} of {each} cases are measured already")
@@ -161,7 +161,6 @@ def run_(
             bench.Measurement(
                 named,
                 saver(path, name),
-                choice.seed,
                 stated,
                 running.timeout,
                 case_begins,

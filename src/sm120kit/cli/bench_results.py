@@ -27,7 +27,7 @@ def show(
         Path | None,
         option(
             "--output -o FILE",
-            "Write this file instead: .csv, .md, .svg, .png, or as llama-benchy does .benchy.json or .benchy.csv.",
+            "Write this file instead: .md, or as llama-benchy does .benchy.json or .benchy.csv.",
         ),
     ] = None,
     html: Html = None,
@@ -57,7 +57,7 @@ def _export(results: Sequence[Path], output: Path, overwrite: bool) -> None:
     require_writable(output)
     require_new(output, "--output", overwrite)
     named = [(path.stem, result_file.read(path)) for path in results]
-    write_atomic(output, result_export.exported(kind, named))
+    write_atomic(output, result_export.KINDS[kind](named).encode())
     console.info(f"{output}: {sum(len(each.cases) for _, each in named)} cases")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -54,19 +54,14 @@ class WorkloadChoice:
     quick: Annotated[
         bool, option("--quick", "A smoke run: the workload's smallest case, one request for each in parallel.")
     ] = False
-    seed: Annotated[int, option("--seed N", "Shuffles the order of the cases.")] = 0
     concurrency: Annotated[str, option("--concurrency N,N", "Numbers of requests in parallel.")] = ""
     sweep: Annotated[
         int, option("--sweep MAX", "Concurrency 1, 2, 4, ... up to MAX, until more adds no throughput.", min=0)
     ] = 0
     output_tokens: Annotated[str, option("--output-tokens N,N", "Max output tokens.")] = ""
     context_tokens: Annotated[str, option("--context-tokens N,N", "Context depth: random tokens before each prompt.")] = ""
-    shared_prefix: Annotated[int, option("--shared-prefix TOKENS", "Text that all requests begin with.", min=0)] = 0
     requests: Annotated[int, option("--requests N", "Requests one after another, for each of those in parallel.", min=0)] = 0
     rate: Annotated[float, option("--rate PER_SECOND", "Open loop: send requests at this rate.", min=0)] = 0.0
-    arrivals: Annotated[
-        Literal["poisson", "constant"], option("--arrivals KIND", "Times between the requests of --rate: poisson or constant.")
-    ] = "poisson"
     dataset: Annotated[Path | None, option("--dataset FILE", "Conversations: JSONL of prompts or messages, or ShareGPT.")] = (
         None
     )
@@ -100,14 +95,11 @@ class WorkloadChoice:
         if self.sweep:
             yield "sweep", True
             yield "concurrency", tuple(2**power for power in range(self.sweep.bit_length()))
-        for name, value in (("shared_prefix_tokens", self.shared_prefix), ("requests_per_stream", self.requests)):
-            if value:
-                yield name, value
         if self.requests:
+            yield "requests_per_stream", self.requests
             yield "seconds", 0.0
         if self.rate:
             yield "rate", self.rate
-            yield "arrivals", self.arrivals
         if self.extra_body:
             yield "extra_body", _json_object(self.extra_body)
         if self.dataset:
