@@ -141,7 +141,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     """Everything but the container, which needs a GPU: a process serves where launch would run docker."""
     servers = LaunchedServers(tmp_path, free_port())
     folder = tmp_path / "models--a--b"
-    prepared: list[object] = []
+    prepared: list[Any] = []
 
     def prepare(*arguments: object) -> launch.PreparedLaunch:
         prepared.extend(arguments[:2])
@@ -152,12 +152,13 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     monkeypatch.setattr(launch, "prepare", prepare)
     monkeypatch.setattr(launch, "run", lambda prepared, options, work: servers.start(work))
     monkeypatch.chdir(tmp_path)
-    arguments = ["run", CONFIGURATION, "--model", str(folder), "-w", "mine.toml", "--restarts", "1", "--port", "4711"]
+    arguments = ["run", CONFIGURATION, "--model", str(folder), "-w", "mine.toml", "--restarts", "1"]
     arguments += ["--trust", "key.pub"]
     ran = CliRunner().invoke(app, ["bench", *arguments, "--state", str(tmp_path / "state")])
     assert ran.exit_code == 0, ran.output
     source = Source(Path("images.json"), Path("key.pub"))
-    assert prepared == [(servers.configuration, "", source, resolve.ServerLocation(4711)), folder]
+    resolved, model = prepared
+    assert resolved[:3] == (servers.configuration, "", source) and model == folder
     result = result_file.read(tmp_path / "result.json")
     assert result.complete and result.environment.served.configuration == CONFIGURATION
     assert sorted((case.restart, case.concurrency) for case in result.cases) == [(0, 1), (0, 2), (1, 1), (1, 2)]

@@ -235,14 +235,6 @@ def test_publisher_digest_ignores_the_formatting_of_a_key_file(tmp_path: Path) -
     )
 
 
-def test_minimum_time_of_publishing(workspace: Workspace, tmp_path: Path) -> None:
-    path = index(tmp_path / "i", entry())
-    assert published.select(RECIPE, Source(path, minimum=MIDDLE), PLATFORM, workspace)
-    for minimum in (NEW, MIDDLE.replace("00Z", "01Z")):
-        with pytest.raises(NotTrusted, match=f"before --min {minimum}"):
-            published.select(RECIPE, Source(path, minimum=minimum, allow_older=True), PLATFORM, workspace)
-
-
 def test_damaged_record_of_the_newest_image_is_an_error(workspace: Workspace, tmp_path: Path) -> None:
     source = Source(index(tmp_path / "i", entry()))
     record_pull(entry(), source, workspace)
@@ -260,8 +252,7 @@ def test_damaged_record_of_the_newest_image_is_an_error(workspace: Workspace, tm
     [
         ((), Source(Path("images.json"))),
         (("--trust", "k.pub", "--allow-older"), Source(Path("images.json"), Path("k.pub"), allow_older=True)),
-        (("--index", "i.json", "--min", "2026-05-01"), Source(Path("i.json"), minimum=MIDDLE)),
-        (("--min", "2026-05-01T02:00:00+02:00"), Source(Path("images.json"), minimum=MIDDLE)),
+        (("--index", "i.json"), Source(Path("i.json"))),
     ],
 )
 def test_pull_options_become_a_source(

@@ -48,7 +48,6 @@ def doctor(
     root: Annotated[Path, option("--root FILE", "Diagnose another host: its doctor --json.", show_default=False)] = Path("/"),
     *,
     measured: Measured,
-    show_all: Annotated[bool, option("--all", "Also list checks that do not apply.")] = False,
     html: Html = None,
     as_json: Json = False,
 ) -> None:
@@ -71,18 +70,18 @@ def doctor(
     if as_json:
         console.json_data(report(host, findings, config))
     else:
-        _print_findings(findings, show_all)
+        _print_findings(findings)
         _print_summary(findings, is_fit, config)
     raise typer.Exit(0 if is_fit else 1)
 
 
-def _print_findings(findings: Sequence[Finding], show_all: bool) -> None:
+def _print_findings(findings: Sequence[Finding]) -> None:
     console.table(
         ("check", "status", "observed"),
         (
             (finding.check, finding.verdict.impact or finding.status, finding.verdict.fact)
             for finding in findings
-            if show_all or finding.status is not Status.NOT_APPLICABLE
+            if finding.status is not Status.NOT_APPLICABLE
         ),
     )
     for finding in ranked(findings):

@@ -121,10 +121,9 @@ class ModelOptions(ServerAccess):
 
 @dataclass(frozen=True)
 class ComparisonResults:
-    """Where the comparison goes, and its limit."""
+    """Where the comparison goes."""
 
     output: Annotated[Path | None, option("--output -o FILE", "Write the comparison to this file, as JSON.")] = None
-    max_mean: Annotated[float | None, option("--max-mean NATS", "Exit code 1 if the mean is larger.", min=0)] = None
     overwrite: Overwrite = False
     json: Json = False
 
@@ -171,7 +170,7 @@ def kld(
         console.json_data(asdict(comparison))
     else:
         _print(comparison)
-    problems = _problems(comparison.result, results.max_mean)
+    problems = _problems(comparison.result)
     if problems:
         console.error("; ".join(problems), "check the checkpoint and the log of its server")
         raise typer.Exit(1)
@@ -184,7 +183,7 @@ def _save(path: Path, model: ComparedModel, text: TokenizedText, windowing: Wind
         noise = save_reference(path, model, computed, on_progress=lambda windows: progress.update(task, completed=windows))
     console.info(f"{path}: {windowing.windows} windows, {top} tokens a position, {path.stat().st_size / 2**20:,.1f} MiB")
     console.info(f"in other batches, the reference differs from itself by {noise.mean:.3g} nats (mean)")
-    if problems := _problems(noise, None):
+    if problems := _problems(noise):
         console.error("; ".join(problems), "check the checkpoint")
         raise typer.Exit(1)
 
@@ -207,18 +206,15 @@ def _compare(
         return compare(*pair, noise, text.tokens, windowing, on_progress=on_progress)
 
 
-def _problems(result: DivergenceSummary, max_mean: float | None) -> list[str]:
-    """Why the comparison fails: NaN, tokens of probability 0, and a mean above the limit."""
+def _problems(result: DivergenceSummary) -> list[str]:
+    """Why the comparison fails: NaN, and tokens of probability 0."""
     counts = {
         "the reference returns NaN": result.nan_reference,
         "the test returns NaN": result.nan_test,
         "the test gives probability 0 to a token that the reference does not": result.unbounded,
     }
     total = result.positions + sum(counts.values())
-    problems = [f"{problem} at {count:,} of {total:,} positions" for problem, count in counts.items() if count]
-    if max_mean is not None and result.mean > max_mean:
-        problems.append(f"the mean of {result.mean:.3g} nats is larger than {max_mean:g}")
-    return problems
+    return [f"{problem} at {count:,} of {total:,} positions" for problem, count in counts.items() if count]
 
 
 def _print(comparison: KldComparison) -> None:
@@ -229,7 +225,7 @@ def _print(comparison: KldComparison) -> None:
     )
     result, noise = comparison.result, comparison.noise
     console.info(f"test: {comparison.test}; control: {comparison.control}")
-    if _problems(result, None):
+    if _problems(result):
         console.info("not rated: positions without a divergence are excluded from the figures")
     elif result.covered < COVERED:
         console.info(

@@ -431,17 +431,11 @@ class ImageIndex:
 class PublishedImages(ImageIndex):
     """The index of published images and all conditions that an image from it must meet."""
 
-    minimum: Annotated[str, option("--min TIME", "Refuse images published before this time: YYYY-MM-DD[THH:MM:SSZ], UTC.")] = ""
     allow_older: Annotated[bool, option("--allow-older", "Accept an image older than the newest one pulled before.")] = False
 
     def source(self) -> Source:
-        """The index with these conditions.
-
-        Raises:
-            typer.BadParameter: ``minimum`` is not a time.
-        """
-        minimum = _time(self.minimum) if self.minimum else ""
-        return dataclasses.replace(super().source(), minimum=minimum, allow_older=self.allow_older)
+        """The index with these conditions."""
+        return dataclasses.replace(super().source(), allow_older=self.allow_older)
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -516,17 +510,6 @@ def _options(group: Any) -> list[inspect.Parameter]:
         )
         for field in sorted(dataclasses.fields(group), key=lambda field: field.name not in own)
     ]
-
-
-def _time(text: str) -> str:
-    from datetime import UTC, datetime
-
-    try:
-        time = datetime.fromisoformat(text)
-        time = (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"{text[:100]!r} is not YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ", param_hint="--min") from error
-    return f"{time:%Y-%m-%dT%H:%M:%SZ}".zfill(20)  # strftime pads years before 1000 on some systems only
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -54,6 +55,13 @@ INTERFACE = "eth0"
 Image = Annotated[str, option("--image IMAGE", "A checked image; default: from the index, or on this host.")]
 
 
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @dataclass(frozen=True)
 class LaunchedServer(ImageIndex):
     """Options of a server that is launched to be measured, and stopped afterwards."""
@@ -62,7 +70,6 @@ class LaunchedServer(ImageIndex):
     image: Annotated[
         str, option("--image IMAGE", "With --model: a checked image; default: from the index, or on this host.")
     ] = ""
-    port: Annotated[int, option("--port PORT", "With --model: the port on 127.0.0.1.", min=1, max=65535)] = 8000
     wait: Annotated[int, option("--wait SECONDS", "With --model: time limit to become healthy.", min=1)] = 1800
     restarts: Annotated[int, option("--restarts N", "With --model: restart N times and measure again.", min=0)] = 0
 
@@ -76,7 +83,7 @@ class LaunchedServer(ImageIndex):
         """
         assert self.model is not None
         launch.require_model(configuration, self.model)
-        location = ServerLocation(self.port, allreduce=allreduce)
+        location = ServerLocation(free_port(), allreduce=allreduce)
         resolved = resolve(configuration, self.image, self.source(), location, workspace)
         prepared = launch.prepare(resolved, self.model, workspace)
         return prepared, LaunchOptions(workspace, self.wait)

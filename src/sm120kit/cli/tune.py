@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Annotated
 
 from sm120kit.cli.options import ConfigName, Html, ImageIndex, Json, Sources, option
-from sm120kit.cli.serve import Image
+from sm120kit.cli.serve import Image, free_port
 from sm120kit.core import console
 from sm120kit.recipes import arguments, configurations
 from sm120kit.serving import allreduce, launch, model_download
@@ -34,7 +33,7 @@ def tune(
     configuration = configurations.load(config, arguments.problems)
     allreduce.require_several(configuration)
     workspace = sources.workspace()
-    resolved = resolve(configuration, image, images.source(), ServerLocation(_free_port()), workspace)
+    resolved = resolve(configuration, image, images.source(), ServerLocation(free_port()), workspace)
     launch.require_daemon(resolved, workspace)
     if model is None:
         needed = model_download.plan(configuration, "", offline=False)
@@ -65,12 +64,6 @@ def tune(
         console.data(f"serve {configuration.name} uses {record.best}")
         console.info(f"record: {path}")
     console.data("unverified on SM120")
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _show(record: object) -> None:

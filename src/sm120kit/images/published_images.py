@@ -25,13 +25,12 @@ class Source:
     """An index, and the requirements on its entries.
 
     ``key`` is the file of the public key or identity that must have signed an entry; without it the index is trusted as is,
-    with a warning. ``minimum`` is a time as in :attr:`PublishedImage.published`: older images are refused. Images older than
+    with a warning. Images older than
     the newest one pulled before are refused as well, unless ``allow_older`` is set.
     """
 
     index: Path
     key: Path | None = None
-    minimum: str = ""
     allow_older: bool = False
 
 
@@ -187,8 +186,6 @@ def _daemon(*, required: bool) -> Daemon | None:
 def _require_recent(entry: PublishedImage, source: Source, workspace: Workspace) -> None:
     """Refuse an image that is older than ``source`` allows: an index can list an outdated image whose signature is valid."""
     name, when = f"{entry.repository}:{entry.tag}", f"published {entry.published}" if entry.published else "without a date"
-    if entry.published < source.minimum:
-        raise NotTrusted(f"{name} is {when}, before --min {source.minimum}", "get the current index, or lower --min")
     if source.allow_older:
         return
     newest = _newest(entry, source, workspace)
