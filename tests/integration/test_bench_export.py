@@ -37,7 +37,7 @@ def case(concurrency: int, context: int, tok_s: float, error: str = "") -> Measu
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    about = Environment("http://h", "org/<b>model</b>", "w", "0" * 64, "off", 0.0, 0, {"sm120kit": "1"}, {"gpu": "2x <x>"})
+    about = Environment("http://h", "org/<b>model</b>", "w", "0" * 64, "off", 0.0, {"sm120kit": "1"}, {"gpu": "2x <x>"})
     cases = [
         case(concurrency, context, rate)
         for context in (0, 8192)

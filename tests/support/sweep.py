@@ -16,7 +16,7 @@ def case(concurrency: int, context: int, *samples: Sample, restart: int = 0, com
     return MeasuredCase(concurrency, 100, context, (), samples, 0.001, None, restart, None, complete)
 
 
-ABOUT = Environment("http://x", "tiny", "w", "0" * 64, "off", 0.0, 0, {"python": "3"}, {})
+ABOUT = Environment("http://x", "tiny", "w", "0" * 64, "off", 0.0, {"python": "3"}, {})
 
 
 def result_of(*cases: MeasuredCase) -> Result:

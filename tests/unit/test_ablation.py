@@ -17,7 +17,7 @@ from sm120kit.core.errors import Mismatch
 from sm120kit.recipes import ablations, configurations
 
 CONFIGURATION = configurations.load("qwen3.8-27b-fp8-1x-rtx-pro-6000")
-ABOUT = Environment("http://h", "m", "w", "0" * 64, "off", 0.0, 0, {}, {})
+ABOUT = Environment("http://h", "m", "w", "0" * 64, "off", 0.0, {}, {})
 OPTION = ablations.named(CONFIGURATION, ["no-speculation"])[0]
 
 

@@ -322,7 +322,7 @@ def measured(*samples: Sample, concurrency: int = 1, acceptance: Acceptance | No
     return MeasuredCase(concurrency, 100, 0, (), samples, 0.001, acceptance)
 
 
-ABOUT = Environment("http://x", "m", "w", "0" * 64, "off", 0.0, 0, {"python": "3"}, {"gpu": "a"})
+ABOUT = Environment("http://x", "m", "w", "0" * 64, "off", 0.0, {"python": "3"}, {"gpu": "a"})
 
 
 def result_of(*cases: MeasuredCase, about: Environment = ABOUT) -> Result:

@@ -51,7 +51,7 @@ def case(*samples: Sample, concurrency: int = 1, context: int = 0) -> MeasuredCa
 
 
 def result_of(*cases: MeasuredCase, model: str = "m") -> Result:
-    about = Environment("http://h", model, "w", "0" * 64, "off", 0.0, 0, {}, {})
+    about = Environment("http://h", model, "w", "0" * 64, "off", 0.0, {}, {})
     return Result(FORMAT, "2026-01-01T00:00:00+00:00", True, about, cases)
 
 

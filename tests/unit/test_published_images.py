@@ -279,13 +279,3 @@ def test_trust_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == NotAttested.exit_code
-
-
-@pytest.mark.parametrize("time", ["soon", "2026-13-01", "1", "²026-01-01", "0001-01-01T00:00:00+23:59"])
-def test_malformed_minimum_time_is_a_usage_error(
-    time: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["sm120kit", "pull", RECIPE, "--min", time])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and f"'{time}' is not YYYY-MM-DD" in capsys.readouterr().err
