@@ -176,10 +176,11 @@ def test_odd_metrics_are_unknown(value: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("charset", ["hex", "rot13", "zlib", "undefined", "idna", "utf-16", "no-such", "utf-8; charset=hex"])
 def test_metrics_are_read_whatever_their_charset_is(charset: str) -> None:
-    running = b'vllm:num_requests_running{e="1"} 3\nvllm:kv_cache_usage_perc 1e400\nvllm:num_requests_waiting 1.7e308\n'
-    with answering(charset=charset, metrics=(200, running * 2)) as url:
-        observed = metrics.observe(Endpoint.parse(url), 0.01)
-    assert (observed.running, observed.waiting, observed.kv_cache) == (6, None, None)
+    text = b'vllm:prefix_cache_queries_total{e="1"} 3\nvllm:prefix_cache_hits_total 1e400\n'
+    with answering(charset=charset, metrics=(200, text * 2)) as url:
+        read = metrics.metrics_of(Endpoint.parse(url))
+    assert metrics.metric(read, "vllm:prefix_cache_queries_total") == [3, 3]
+    assert metrics.metric(read, "vllm:prefix_cache_hits_total") == []
 
 
 SECRET = "hunter2xyz"

@@ -22,7 +22,7 @@ COMMANDS = sorted({line for page in PAGES for line in pasted_commands.of_blocks(
 
 NEEDS: Mapping[str, str] = {
     "build|image|verify image|publish|pull": "downloads and an image: tests/slow/containers",
-    "serve|tune|ps|logs|metrics|stop|doctor --measure": "a GPU and Docker: tests/integration/test_launch.py",
+    "serve|tune|ps|logs|stop|doctor --measure": "a GPU and Docker: tests/integration/test_launch.py",
     "bench|kld|verify server": "a server or its results: tests/integration/test_bench.py, test_published.py",
     "recipe check vlm@0.20.0": "an error that the page shows",
     "explain|doctor|config new|patch import|patch edit|patch export|init": "a file or directory of the reader",

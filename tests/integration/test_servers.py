@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -163,87 +159,8 @@ def test_clean_keeps_servers_and_records_if_docker_does_not_respond(
     assert kept(server) == ("one\n", "") and len([*(state / "caches").iterdir()]) == 2
 
 
-@pytest.mark.parametrize("command", [("ps",), ("logs",), ("metrics",), ("stop", "s")], ids=" ".join)
+@pytest.mark.parametrize("command", [("ps",), ("logs",), ("stop", "s")], ids=" ".join)
 def test_servers_cannot_be_listed_without_a_daemon(command: tuple[str, ...], docker: Callable[..., Path]) -> None:
     docker(ps="echo 'Cannot connect to the Docker daemon' >&2; exit 1")
     error = CliRunner().invoke(app, command).exception
     assert isinstance(error, DaemonUnreachable) and "Cannot connect to the Docker daemon" in error.message
-
-
-VLLM = """vllm:num_requests_running{engine="0"} 3.0
-vllm:num_requests_running{engine="1"} 2.0
-vllm:num_requests_waiting{engine="0"} 1.0
-vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
-vllm:kv_cache_usage_perc{engine="0"} 0.25
-vllm:kv_cache_usage_perc{engine="1"} 0.75
-vllm:generation_tokens_total{engine="0"} GENERATED
-vllm:spec_decode_num_draft_tokens_total{engine="0"} DRAFTED
-vllm:spec_decode_num_accepted_tokens_total{engine="0"} ACCEPTED
-"""
-SGLANG = """sglang:num_running_reqs{tp_rank="0"} RUNNING
-sglang:num_queue_reqs{tp_rank="0"} 1.0
-sglang:token_usage{tp_rank="0"} 0.5
-sglang:gen_throughput{tp_rank="0"} 100.0
-sglang:spec_accept_rate{tp_rank="0"} 0.6
-"""
-
-
-@contextlib.contextmanager
-def metrics_server(*texts: str) -> Iterator[str]:
-    """The URL of a healthy server with these metrics, one after another and then always the last one."""
-    left = list(texts)
-
-    class Metrics(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = "" if self.path == "/health" else left.pop(0) if len(left) > 1 else left[0]
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metrics) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def observed(docker: Callable[..., Path], url: str) -> tuple[int, dict[str, Any]]:
-    row = json.dumps(["/s", "running", "2026-01-01T00:00:00Z", {"sm120kit.url": url}, []])
-    docker(ps="echo 1234", inspect=f"printf '%s' '{row}'")
-    result = CliRunner().invoke(app, ["metrics", "s", "--seconds", "0.1", "--json"])
-    return result.exit_code, json.loads(result.stdout)
-
-
-def vllm(generated: int, drafted: int, accepted: int) -> str:
-    return VLLM.replace("GENERATED", str(generated)).replace("DRAFTED", str(drafted)).replace("ACCEPTED", str(accepted))
-
-
-def test_metrics_have_the_same_names_for_both_engines(docker: Callable[..., Path]) -> None:
-    with metrics_server(vllm(1000, 100, 50), vllm(1200, 200, 130)) as url:
-        code, by_vllm = observed(docker, url)
-        assert code == 0 and 0 < by_vllm.pop("tokens_per_second") <= 200 / 0.1
-        assert by_vllm == {"healthy": True, "running": 5, "waiting": 1, "kv_cache": 0.5, "acceptance": 0.8}
-        code, idle = observed(docker, url)
-        assert (code, idle["tokens_per_second"], idle["acceptance"]) == (0, 0, None), "nothing was generated"
-    with metrics_server(SGLANG.replace("RUNNING", "4.0")) as url:
-        code, by_sglang = observed(docker, url)
-        assert code == 0 and set(by_sglang) == {*by_vllm, "tokens_per_second"}
-        assert list(by_sglang.values()) == [True, 4, 1, 0.5, 100.0, 0.6]
-    with metrics_server(SGLANG.replace("RUNNING", "0")) as url:
-        assert observed(docker, url)[1]["tokens_per_second"] == 0, "the gauge keeps the last rate"
-        table = CliRunner().invoke(app, ["metrics", "--seconds", "0.1"])
-        assert table.exit_code == 0
-        rows = [line.split() for line in table.stdout.splitlines() if line.strip()]
-        assert [row[-1] for row in rows[-6:]] == ["yes", "0", "1", "50.0%", "0.0", "60.0%"]
-    with metrics_server("other 1\n") as url:
-        code, unknown = observed(docker, url)
-        assert code == 0 and set(unknown.values()) == {True, None}
-    code, gone = observed(docker, url)
-    assert code == 1 and gone.pop("healthy") is False and set(gone.values()) == {None}

@@ -33,7 +33,7 @@ TOY = Toy(
     api_key=ApiKey("TOY_KEY"),
     host_variable="TOY_HOST",
     options={"tensor_parallel": ("--slices",), "context": ("--longest",)},
-    metrics=Metrics(running="toy:active", generated="toy:tokens_total"),
+    metrics=Metrics(prompt_tokens="toy:prompts_total", cached_tokens="toy:cached_total"),
     counts_tokens=True,
     size_limit_bytes=2**30,
     suite=Path(__file__).parent / "toy_checks",

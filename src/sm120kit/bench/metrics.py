@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,21 +62,6 @@ class CaseMetrics:
     prefix_cache: PrefixCache | None = None
 
 
-@dataclass(frozen=True)
-class ServerMetrics:
-    """What a server does, over an interval. None is unknown, also acceptance if nothing was drafted.
-
-    ``kv_cache`` and ``acceptance`` are shares: of the KV cache in use, and of accepted draft tokens.
-    """
-
-    healthy: bool
-    running: int | None
-    waiting: int | None
-    kv_cache: float | None
-    tokens_per_second: float | None
-    acceptance: float | None
-
-
 @dataclass
 class _Gauges:
     """Samples of gauges while the server decodes, for an engine without counters of drafts."""
@@ -123,50 +107,10 @@ def measured(server: Endpoint) -> Iterator[Callable[[], CaseMetrics]]:
     result = CaseMetrics(_acceptance(before, after, gauges), _prefix_cache(before, after, names))
 
 
-def observe(server: Endpoint, seconds: float) -> ServerMetrics:
-    """What a server does within ``seconds``."""
-    before, started = metrics_of(server), time.monotonic()
-    time.sleep(seconds)
-    after, passed = metrics_of(server), time.monotonic() - started
-    names = names_in(after)
-    gauges = _Gauges(names)
-    gauges.look(after)
-    accepted = _acceptance(before, after, gauges)
-    running, usage = _total(after, names.running), metric(after, names.kv_cache)
-    generated, rates = _change(names.generated, before, after), metric(after, names.throughput)
-    if generated is not None:
-        rate: float | None = generated / passed
-    else:
-        rate = (sum(rates) if running else 0.0) if rates else None
-    return ServerMetrics(
-        _is_healthy(server),
-        running,
-        _total(after, names.waiting),
-        mean(usage) if usage else None,
-        rate,
-        accepted.share if accepted else None,
-    )
-
-
 def names_in(metrics: str) -> Metrics:
     """The names of the engine whose metrics these are; none if they are of no known engine."""
     known = (engine.metrics for engine in all_engines())
     return next((names for names in known if any(metric(metrics, name) for name in vars(names).values())), Metrics())
-
-
-def _total(metrics: str, name: str) -> int | None:
-    """The sum of a metric, if the server has it."""
-    values = metric(metrics, name)
-    return int(sum(values)) if values else None
-
-
-def _is_healthy(server: Endpoint) -> bool:
-    import httpx2
-
-    try:
-        return client.get(server, "/health").is_success
-    except httpx2.HTTPError:
-        return False
 
 
 def _acceptance(before: str, after: str, gauges: _Gauges) -> Acceptance | None:

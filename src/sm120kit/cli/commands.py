@@ -22,7 +22,6 @@ COMMANDS = Branch(
         "init": Leaf("init:init", "Make a repository for your own recipes, patches and configurations"),
         "kld": Leaf("kld:kld", "Measure the KL divergence of a model from a reference"),
         "logs": Leaf("servers:logs", "Show the log of a server"),
-        "metrics": Leaf("servers:metrics", "Show live metrics: requests, KV cache, tokens per second"),
         "ps": Leaf("servers:ps", "List the servers that serve started"),
         "publish": Leaf("image:publish", "Push a checked image and list it in the index"),
         "pull": Leaf("image:pull", "Pull a checked image by its digest in the index"),
@@ -83,7 +82,7 @@ COMMANDS = Branch(
         ),
     },
     sections={
-        "Serve": ("plan", "serve", "ps", "logs", "metrics", "stop"),
+        "Serve": ("plan", "serve", "ps", "logs", "stop"),
         "Check": ("doctor", "explain", "verify", "bench", "tune", "kld"),
         "Build": ("build", "image", "publish", "pull", "cache"),
         "Develop": ("init", "recipe", "config", "patch", "tiles"),

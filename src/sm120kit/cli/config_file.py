@@ -14,6 +14,7 @@ VARIABLE = "SM120KIT_CONFIG"
 REMOVED = {
     "reproduce": "`sm120kit bench run CONFIG` measures as published, `sm120kit bench show RESULT` judges",
     "inspect": "cuobjdump of CUDA lists device code",
+    "metrics": "`sm120kit logs --follow` has the engine's own lines on load and throughput",
     "import": "read the files of other benchmarks with their own tools",
 }
 """Former commands, which files of users may name, with what to use instead."""

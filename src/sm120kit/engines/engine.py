@@ -23,23 +23,17 @@ Parse = Callable[[list[str]], object]
 class Metrics:
     """Names of a server's Prometheus metrics by meaning; empty for one that it does not have.
 
-    Gauges, with a value for each engine of a server with data parallelism: requests that are ``running`` and ``waiting``, the
-    used share of the ``kv_cache``. Counters of tokens: ``prompt_tokens`` and those of them in the prefix cache, ``drafted`` and
-    ``accepted``, ``generated``. Gauges instead of such counters: ``accept_rate`` (accepted over drafted), ``accept_length``
-    (tokens per step), both 0 before the first, and ``throughput`` (tokens per second of the latest decoding).
+    Counters of tokens, with a value for each engine of a server with data parallelism: ``prompt_tokens``, those of them in the
+    prefix cache, ``drafted`` and ``accepted``. Gauges instead of such counters: ``accept_rate`` (accepted over drafted) and
+    ``accept_length`` (tokens per step), both 0 before the first.
     """
 
-    running: str = ""
-    waiting: str = ""
-    kv_cache: str = ""
     prompt_tokens: str = ""
     cached_tokens: str = ""
     drafted: str = ""
     accepted: str = ""
-    generated: str = ""
     accept_rate: str = ""
     accept_length: str = ""
-    throughput: str = ""
 
 
 @dataclass(frozen=True)

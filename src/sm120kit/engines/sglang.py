@@ -272,14 +272,10 @@ SGLANG = Sglang(
     # sglang:cache_hit_rate is that of the latest batch, and 0 in each that decodes. Acceptance is of the latest 40 steps or
     # --decode-log-interval (0.5.11, srt/observability/scheduler_metrics_mixin.py). gen_throughput stays when no request runs.
     metrics=Metrics(
-        running="sglang:num_running_reqs",
-        waiting="sglang:num_queue_reqs",
-        kv_cache="sglang:token_usage",
         prompt_tokens="sglang:prompt_tokens_total",
         cached_tokens="sglang:cached_tokens_total",
         accept_rate="sglang:spec_accept_rate",
         accept_length="sglang:spec_accept_length",
-        throughput="sglang:gen_throughput",
     ),
     info_path="/get_server_info",
     counts_tokens=True,  # 0.5.11, srt/entrypoints/openai/protocol.py

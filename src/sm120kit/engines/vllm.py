@@ -392,14 +392,10 @@ VLLM = Vllm(
     },
     optional_types=frozenset(("_optional_type",)),
     metrics=Metrics(  # docs/usage/metrics; 0.19.1 and 0.33.0, vllm/v1/metrics/loggers.py
-        running="vllm:num_requests_running",
-        waiting="vllm:num_requests_waiting",
-        kv_cache="vllm:kv_cache_usage_perc",
         prompt_tokens="vllm:prefix_cache_queries_total",
         cached_tokens="vllm:prefix_cache_hits_total",
         drafted="vllm:spec_decode_num_draft_tokens_total",
         accepted="vllm:spec_decode_num_accepted_tokens_total",
-        generated="vllm:generation_tokens_total",
     ),
     counts_tokens=True,  # 0.20.0, entrypoints/openai/engine/protocol.py
     salts_cache=True,
