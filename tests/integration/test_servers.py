@@ -126,7 +126,7 @@ def test_clean_keeps_what_running_servers_use(docker: Callable[..., Path], serve
     row = json.dumps(["/s", "running", "2026-01-01T00:00:00Z", labels, mounts])
     (tmp_path / "inspected").write_text(f"{row}\n\n")  # the second container was removed meanwhile
     docker(ps="echo 1234", inspect=f"cat {tmp_path}/inspected")
-    for arguments in (("--all",), ("servers", "records")):
+    for arguments in (("--older", "0h"), ("servers", "records")):
         result = CliRunner().invoke(app, ["cache", "--clean", *arguments, "--state", str(state)])
         assert result.exit_code == 0, result
         assert [path.name for path in (state / "caches").iterdir()] == [CACHE] and (

@@ -149,7 +149,7 @@ def test_clean_removes_by_kind_and_age(workspace: Workspace) -> None:
         (("--clean", "downloads", "--older", "30d", "--dry-run"), set()),
         (("--clean", "downloads", "--older", "4w"), {old.name}),
         (("--clean", "--older", "900h"), {emulation.name}),
-        (("--clean", "--all"), {new.name}),
+        (("--clean", "--older", "0h"), {new.name}),
         (("--clean", "records"), {record.name}),
     ):
         before = remaining(workspace)
@@ -172,7 +172,7 @@ def test_what_tagged_images_have_is_kept(workspace: Workspace) -> None:
     assert layout.has(loose.digest) and len(layout.images()) == 2
     assert run("--clean", "blobs", "--dry-run").stdout.splitlines()[-1].startswith("would remove 4 entries")
     assert len(layout.images()) == 2
-    run("--clean", "--all")
+    run("--clean", "--older", "0h")
     assert layout.images() == [(layout.find("name:tag"), ("name:tag",))] and not layout.has(own.digest)
     assert not layout.has(loose.digest) and layout.find(untagged.digest) is None
     assert not [*(workspace.root / "oci" / "partial").iterdir()]
@@ -255,7 +255,6 @@ def test_cached_download_updates_its_time_of_last_use(workspace: Workspace) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--clean", "--all", "downloads"), "--all"),
         (("--clean", "--older", "30"), "'30' is not an age"),
         (("--clean", "--older", "-1d"), "'-1d' is not an age"),
         (("--clean", "download"), "did you mean 'downloads'"),
@@ -269,7 +268,7 @@ def test_clean_refuses_invalid_arguments(arguments: tuple[str, ...], message: st
     assert remaining(workspace) == {ABSENT}
 
 
-@pytest.mark.parametrize("arguments", [("--clean",), ("--clean", "--all")])
+@pytest.mark.parametrize("arguments", [("--clean",), ("--clean", "--older", "0h")])
 def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     directory = fill(tmp_path / "home" / "downloads" / ABSENT)
     result = run(*arguments, "--state", str(tmp_path / "home"))
@@ -278,7 +277,7 @@ def test_removal_in_a_directory_that_is_no_state_directory_is_refused(arguments:
     assert directory.is_dir() and not (tmp_path / "home" / "locks").exists()
 
 
-@pytest.mark.parametrize("arguments", [("--clean",), ("--clean", "--all")])
+@pytest.mark.parametrize("arguments", [("--clean",), ("--clean", "--older", "0h")])
 def test_nothing_is_removed_through_a_link(arguments: tuple[str, ...], workspace: Workspace, tmp_path: Path) -> None:
     mine = fill(tmp_path / "mine" / ABSENT)
     emulated = fill(tmp_path / "data" / "emulate" / ABSENT)
@@ -332,7 +331,7 @@ def test_removal_waits_for_running_commands(workspace: Workspace) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
         waiting = subprocess.Popen(
-            [sys.executable, "-m", "sm120kit", "cache", "--clean", "--all"], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "sm120kit", "cache", "--clean", "--older", "0h"], stderr=subprocess.PIPE, text=True
         )
         assert waiting.stderr is not None
         message = waiting.stderr.readline()

@@ -69,7 +69,7 @@ def _show_units(modules: Sequence[Module], *, full_path: bool = False) -> None:
 
 
 def _show_engine_plan(build: EngineBuild, options: Options) -> None:
-    """Every wheel of the image, the patches, and the reason for each upstream part."""
+    """The wheels of the image in numbers, the patches, and the reason for each upstream part; the lockfile has the rest."""
     recipe, closure, plan = build.recipe, build.closure, build.flashinfer.plan
     console.data(f"{recipe.name} ({recipe.state}): build id {build.build_id}")
     console.data(f"Python {closure.python} on {closure.platform}; base image {build.lock.base_image}")
@@ -77,13 +77,6 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     workspace = options.workspace
     sizes = known_sizes(closure.wheels, workspace)
     absent = [wheel for wheel in closure.wheels if not (workspace.downloads / wheel.sha256 / wheel.filename).is_file()]
-    console.table(
-        ("wheel", "version", "MB", "sha256"),
-        (
-            (wheel.name, wheel.version, f"{sizes[wheel] / 1e6:.1f}" if wheel in sizes else "", wheel.sha256[:12])
-            for wheel in closure.wheels
-        ),
-    )
     unknown = len(closure.wheels) - len(sizes)
     console.data(
         f"{len(closure.wheels)} wheels, {sum(sizes.values()) / 1e9:.2f} GB; to fetch: {len(absent)}, "
@@ -92,16 +85,6 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     )
     console.table(("built here", "reason"), ((part.what, part.reason) for part in recipe.built))
     console.table(("upstream wheel", "reason"), ((part.what, part.reason) for part in recipe.upstream))
-    if recipe.leave_out:
-        console.table(
-            ("left out of the image", "files", "reason"),
-            ((entry.distribution, " ".join(entry.files), entry.reason) for entry in recipe.leave_out),
-        )
-    if recipe.environment.overrides:
-        console.table(
-            ("overridden", "version", "reason"),
-            ((name, override.version, override.reason) for name, override in recipe.environment.overrides.items()),
-        )
     console.table(
         ("source", "version", "tree", "patched tree"),
         ((source.project, source.version, source.tree, source.patched_tree) for source in build.lock.sources),

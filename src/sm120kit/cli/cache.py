@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -24,22 +24,14 @@ UNUSED = "30d"
 """The age from which entries are removed if neither age nor kind is given."""
 
 
-@dataclass(frozen=True)
-class EntrySelection:
-    """Which entries are removed."""
-
-    older: Annotated[
-        str, option("--older AGE", f"Entries not used for this long, such as 12h or 8w; default without KIND: {UNUSED}.")
-    ] = ""
-    everything: Annotated[bool, option("--all", "All kinds but records, of any age.")] = False
-
-
 def cache(
     kinds: Annotated[list[str] | None, argument("KIND", "With --clean: kinds to remove; default: all but records.")] = None,
     clean: Annotated[bool, option("--clean", "Remove entries.")] = False,
     dry_run: Annotated[bool, option("--dry-run", "With --clean: list the entries; remove nothing.")] = False,
+    older: Annotated[
+        str, option("--older AGE", f"Entries not used for this long, such as 12h or 8w; default without KIND: {UNUSED}.")
+    ] = "",
     *,
-    selection: EntrySelection,
     sources: Sources,
     json: Json = False,
 ) -> None:
@@ -53,9 +45,9 @@ def cache(
     """
     workspace = Workspace.at(sources.state)
     if clean:
-        _clean(workspace, kinds or [], selection, dry_run=dry_run, json=json)
-    elif kinds or dry_run or selection != EntrySelection():
-        raise typer.BadParameter("KIND, --dry-run, --older and --all require --clean")
+        _clean(workspace, kinds or [], older, dry_run=dry_run, json=json)
+    elif kinds or dry_run or older:
+        raise typer.BadParameter("KIND, --dry-run and --older require --clean")
     else:
         _show_usage(workspace, json=json)
 
@@ -79,8 +71,8 @@ def _show_usage(workspace: Workspace, *, json: bool) -> None:
     console.data(f"{size(total)} in {workspace.root}")
 
 
-def _clean(workspace: Workspace, kinds: list[str], selection: EntrySelection, *, dry_run: bool, json: bool) -> None:
-    chosen, seconds = _chosen(kinds, selection.older, selection.everything)
+def _clean(workspace: Workspace, kinds: list[str], older: str, *, dry_run: bool, json: bool) -> None:
+    chosen, seconds = _chosen(kinds, older)
 
     def find() -> list[StateEntry]:
         listed = [entry for entry in state_entries.entries(workspace.root) if entry.kind in chosen]
@@ -95,15 +87,13 @@ def _clean(workspace: Workspace, kinds: list[str], selection: EntrySelection, *,
         _remove(removed, json=json)
 
 
-def _chosen(kinds: list[str], older: str, everything: bool) -> tuple[list[str], float]:
+def _chosen(kinds: list[str], older: str) -> tuple[list[str], float]:
     """The kinds of which entries are removed, and the seconds since their last use."""
-    if everything and (kinds or older):
-        raise typer.BadParameter("removes all kinds of any age: leave out KIND and --older", param_hint="--all")
     known = [kind.name for kind in state_entries.KINDS]
     for name in kinds:
         if name not in known:
             raise NotFound(f"unknown kind {name!r}{did_you_mean(name, known)}", f"kinds: {', '.join(known)}")
-    age = older or ("" if kinds or everything else UNUSED)
+    age = older or ("" if kinds else UNUSED)
     return kinds or [kind.name for kind in state_entries.KINDS if kind.reproducible], _seconds(age) if age else -1.0
 
 
