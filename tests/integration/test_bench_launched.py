@@ -91,7 +91,7 @@ class LaunchedServers:
     def measure(self, restarts: int, save: Callable[[Result], None] | None = None) -> Result:
         named = workload.load(str(self.directory / "mine.toml"))
         measurement = Measurement(named, save or self.saved.append)
-        ((result,),) = launched.measure([LaunchedConfiguration(self.start, self.configuration, [measurement])], restarts)
+        (result,) = launched.measure([LaunchedConfiguration(self.start, self.configuration, measurement)], restarts)
         return result
 
     @property
@@ -122,19 +122,6 @@ def test_result_has_cases_of_every_restart(tmp_path: Path) -> None:
     # Compared with itself, the spread is between the starts.
     first, second = compare_results.compare(result, result, []).cases
     assert (first.between, second.between) == ("starts", "starts") and first.figures[0].beyond_spread is False
-
-
-def test_several_workloads_are_measured_at_each_start(tmp_path: Path) -> None:
-    servers = LaunchedServers(tmp_path, free_port())
-    (tmp_path / "short.toml").write_text(WORKLOAD.replace("[200]", "[2]").replace("[1, 2]", "[1]"))
-    (tmp_path / "long.toml").write_text(WORKLOAD.replace("[200]", "[4]").replace("[1, 2]", "[1]"))
-    measurements = [
-        Measurement(workload.load(str(tmp_path / name)), servers.saved.append) for name in ("short.toml", "long.toml")
-    ]
-    (results,) = launched.measure([LaunchedConfiguration(servers.start, servers.configuration, measurements)], restarts=1)
-    assert [result.environment.workload for result in results] == ["short", "long"]
-    assert [[case.restart for case in result.cases] for result in results] == [[0, 1], [0, 1]]
-    assert all(result.complete for result in results) and servers.starts == 2
 
 
 def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

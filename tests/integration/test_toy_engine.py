@@ -196,6 +196,6 @@ def test_server_is_started_and_measured(data: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('summary = "x"\nprompts = ["a"]\nconcurrency = [1]\noutput_tokens = [20]\n')
     saved: list[Result] = []
     measurement = Measurement(workload.load(str(tmp_path / "mine.toml")), saved.append)
-    ((result,),) = launched.measure([launched.LaunchedConfiguration(start, configuration, [measurement])])
+    (result,) = launched.measure([launched.LaunchedConfiguration(start, configuration, measurement)])
     assert seen and seen[0] and result.complete and result.environment.served.engine == "toy-1.0"
     assert all(sample.completion_tokens == 20 for case in result.cases for sample in case.samples)

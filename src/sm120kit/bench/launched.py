@@ -21,24 +21,40 @@ Start = Callable[[Callable[[Run], None]], object]
 
 @dataclass(frozen=True)
 class LaunchedConfiguration:
-    """A configuration whose servers ``start`` starts, and what is measured of each: one result per measurement."""
+    """A configuration whose servers ``start`` starts, and how they are measured into one result."""
 
     start: Start
     configuration: Configuration
-    measurements: Sequence[Measurement]
+    measurement: Measurement
+
+    def lacks(self, number: int) -> bool:
+        """Whether the interrupted run lacks cases of a start, or there was none."""
+        resumed, work = self.measurement.resumed, self.measurement.workload.workload
+        return resumed is None or (not resumed.complete and bool(resume.missing(work, resumed.cases, number)))
+
+    def measure(self, number: int, before: Result | None, *, last_start: bool) -> Result:
+        """Start a server and measure it, after the starts that the result ``before`` has."""
+        results = []
+
+        def work(run: Run) -> None:
+            endpoint = Endpoint.parse(run.url, serving.api_key(self.configuration))
+            model = bench.choose_model(endpoint, None, self.configuration.model.repository)
+            values = _public_environment(self.configuration)
+            served = bench_environment.with_values(bench_environment.served_from(run), values)
+            server = MeasuredServer(endpoint, model, served)
+            results.append(bench.run(server, self.measurement, before, start=number, last_start=last_start))
+
+        self.start(work)
+        return results[0]
 
 
-def of_launch(prepared: PreparedLaunch, options: LaunchOptions, measurements: Sequence[Measurement]) -> LaunchedConfiguration:
+def of_launch(prepared: PreparedLaunch, options: LaunchOptions, measurement: Measurement) -> LaunchedConfiguration:
     """A prepared launch; its servers run in containers, see :func:`launch.run`."""
-
-    def start(work: Callable[[Run], None]) -> None:
-        launch.run(prepared, options, work)
-
-    return LaunchedConfiguration(start, prepared.configuration, measurements)
+    return LaunchedConfiguration(partial(launch.run, prepared, options), prepared.configuration, measurement)
 
 
-def measure(launches: Sequence[LaunchedConfiguration], restarts: int = 0) -> list[tuple[Result, ...]]:
-    """Start the server of each configuration ``restarts`` + 1 times, and measure it. One result per measurement.
+def measure(launches: Sequence[LaunchedConfiguration], restarts: int = 0) -> list[Result]:
+    """Start the server of each configuration ``restarts`` + 1 times, and measure it. One result for each.
 
     Several configurations take turns, every second time in reverse order, so that a machine that becomes slower or faster
     favours none. Of an interrupted run, a server is started only if cases of its start are missing.
@@ -47,37 +63,16 @@ def measure(launches: Sequence[LaunchedConfiguration], restarts: int = 0) -> lis
         NotComparable: an interrupted run differs from its measurement; if it needs no server to determine, none is started.
         Sm120kitError: see :func:`launch.run` and :func:`bench.run`; results of what was measured before were saved.
     """
-    for measurement in (each for launched in launches for each in launched.measurements):
-        bench.require_resumable(measurement)
-    results: list[list[Result | None]] = [[None] * len(launched.measurements) for launched in launches]
+    for launched in launches:
+        bench.require_resumable(launched.measurement)
+    results: list[Result | None] = [None] * len(launches)
     for number in range(restarts + 1):
-        turn = list(zip(launches, results, strict=True))
-        for launched, measured in reversed(turn) if number % 2 else turn:
-            if any(_lacks(measurement, number) for measurement in launched.measurements):
-                launched.start(partial(_measure, launched, measured, number=number, last_start=number == restarts))
-    return [
-        tuple(result for each, own in zip(launched.measurements, measured, strict=True) if (result := own or each.resumed))
-        for launched, measured in zip(launches, results, strict=True)
-    ]
-
-
-def _measure(launched: LaunchedConfiguration, results: list[Result | None], run: Run, *, number: int, last_start: bool) -> None:
-    """Measure a server that runs, and put the results so far in place of those of the starts before."""
-    configuration = launched.configuration
-    endpoint = Endpoint.parse(run.url, serving.api_key(configuration))
-    model = bench.choose_model(endpoint, None, configuration.model.repository)
-    served = bench_environment.with_values(bench_environment.served_from(run), _public_environment(configuration))
-    server = MeasuredServer(endpoint, model, served)
-    for index, measurement in enumerate(launched.measurements):
-        results[index] = bench.run(server, measurement, results[index], start=number, last_start=last_start)
-
-
-def _lacks(measurement: Measurement, number: int) -> bool:
-    """Whether the interrupted run lacks cases of a start, or there was none."""
-    resumed = measurement.resumed
-    return resumed is None or (
-        not resumed.complete and bool(resume.missing(measurement.workload.workload, resumed.cases, number))
-    )
+        turn = list(enumerate(launches))
+        for index, launched in reversed(turn) if number % 2 else turn:
+            if launched.lacks(number):
+                results[index] = launched.measure(number, results[index], last_start=number == restarts)
+    found = (own or launched.measurement.resumed for launched, own in zip(launches, results, strict=True))
+    return [result for result in found if result]
 
 
 def _public_environment(configuration: Configuration) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,19 +42,20 @@ def existing(path: Path) -> Result | None:
         raise SystemRefused(f"{path} exists and is not a result", REPLACE) from error
 
 
-def unfinished(works: Mapping[Path, Workload], restarts: int = 0, remedy: str = REPLACE) -> dict[Path, Result]:
-    """The results of interrupted runs of workloads by file, reduced by :func:`kept`; complete ones of some files among them.
+def unfinished(paths: Iterable[Path], work: Workload, restarts: int = 0) -> dict[Path, Result]:
+    """The results of interrupted runs of a workload by file, reduced by :func:`kept`; complete ones of some files among them.
 
     Raises:
-        SystemRefused: all are complete, with ``remedy`` as the hint; or a file is not a result.
+        SystemRefused: all are complete; or a file is not a result.
         NotComparable: see :func:`kept`.
     """
-    results = {path: before for path in works if (before := existing(path))}
-    if len(results) == len(works) and all(before.complete for before in results.values()):
+    found = {path: existing(path) for path in paths}
+    results = {path: before for path, before in found.items() if before}
+    if len(results) == len(found) and all(before.complete for before in results.values()):
         path, before = next(iter(results.items()))
         others = f", and {len(results) - 1} more" if len(results) > 1 else ""
-        raise SystemRefused(f"{path} exists: a complete result of {before.started_utc}{others}", remedy)
-    return {path: kept(before, path, works[path], restarts) for path, before in results.items()}
+        raise SystemRefused(f"{path} exists: a complete result of {before.started_utc}{others}", REPLACE)
+    return {path: kept(before, path, work, restarts) for path, before in results.items()}
 
 
 def kept(before: Result, path: Path, work: Workload, restarts: int = 0) -> Result:

@@ -133,7 +133,7 @@ def run_(
         concurrency = ",".join(map(str, other.workload.concurrency))
         console.info(f"figures were also published by another method: -w {other.name} --concurrency {concurrency}")
     paths = [results.output, *(results.output.with_suffix(f".{each.name}.json") for each in options)]
-    earlier = {} if results.overwrite else resume.unfinished(dict.fromkeys(paths, named.workload), restarts)
+    earlier = {} if results.overwrite else resume.unfinished(paths, named.workload, restarts)
     for path in paths:
         require_writable(path)
     each = len(workload.cases(named.workload, 0)) * (restarts + 1)
@@ -174,10 +174,10 @@ def run_(
             variants = [configuration, *(ablation.configured(configuration, option) for option in options)]
             method = ablation.all_reduce(configuration, options)
             launches = [
-                launched_servers.of_launch(*launched.prepare(one, workspace, method), [measurement])
+                launched_servers.of_launch(*launched.prepare(one, workspace, method), measurement)
                 for one, measurement in zip(variants, measurements, strict=True)
             ]
-            measured = [result for (result,) in launched_servers.measure(launches, restarts)]
+            measured = launched_servers.measure(launches, restarts)
         else:
             measured = [bench.run(running.measured(target, served), measurements[0])]
     for path, result in zip(paths, measured, strict=True):
