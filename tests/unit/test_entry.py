@@ -194,7 +194,7 @@ def test_an_option_before_the_name_of_a_command_is_told_its_place(command: str) 
     [
         ("config show nothing --json", "not-found", 10),
         ("config show nothing --json --frob", "usage", 2),
-        ("inspect /dev/null --json", "bad-input", 11),
+        ("bench show /dev/null --json", "bad-input", 11),
         ("tiles nothing --json", "not-found", 10),
     ],
 )

@@ -154,26 +154,18 @@ class _StdoutFailed(BaseException):
         self.reason = reason
 
 
-class _Stdout(io.FileIO):
-    """Standard output whose first failed write ends the command; writes during its cleanup are dropped."""
+class _Stream(io.FileIO):
+    """A standard stream. Failed writes are dropped; the first one of standard output ends the command."""
 
-    _lost = False
-
-    def write(self, data: object, /) -> int:
-        try:
-            return super().write(data) if not self._lost else len(memoryview(data))  # type: ignore[arg-type]
-        except OSError as error:
-            self._lost = True
-            raise _StdoutFailed(error) from error
-
-
-class _Stderr(io.FileIO):
-    """Standard error; failed writes are ignored, as they cannot be reported anywhere."""
+    ends_command = False
 
     def write(self, data: object, /) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]
-        except OSError:
+        except OSError as error:
+            ends, self.ends_command = self.ends_command, False
+            if ends:
+                raise _StdoutFailed(error) from error
             return len(memoryview(data))  # type: ignore[arg-type]
 
 
@@ -190,24 +182,24 @@ def _streams() -> Iterator[None]:
     """Replace standard output and error by streams whose failures are distinct from others, unless a caller replaced them."""
     before = sys.stdout, sys.stderr
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _stream(_Stdout, sys.stdout)
+        sys.stdout = _stream(io.TextIOWrapper, sys.stdout)
+        sys.stdout.buffer.raw.ends_command = True
     if sys.stderr is sys.__stderr__:
-        sys.stderr = _stream(_Stderr, sys.stderr)
+        sys.stderr = _stream(_StderrText, sys.stderr)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
 
 
-def _stream(kind: type[io.FileIO], original: TextIO | None) -> TextIO:
+def _stream(kind: type[io.TextIOWrapper], original: TextIO | None) -> Any:
     """Open a stream anew. What its encoding lacks, such as bytes of file names that are not UTF-8, is printed as escapes."""
     if original is None:  # closed: every write fails, as to a file that is open for reading only
-        return io.TextIOWrapper(io.BufferedWriter(kind(os.open(os.devnull, os.O_RDONLY), "w")), "utf-8")
+        return kind(io.BufferedWriter(_Stream(os.open(os.devnull, os.O_RDONLY), "w")), "utf-8")
     original.flush()
-    raw = kind(original.fileno(), "w", closefd=False)
     assert isinstance(original, io.TextIOWrapper)
-    return (_StderrText if kind is _Stderr else io.TextIOWrapper)(
-        io.BufferedWriter(raw),
+    return kind(
+        io.BufferedWriter(_Stream(original.fileno(), "w", closefd=False)),
         original.encoding,
         "backslashreplace",
         line_buffering=original.line_buffering,
