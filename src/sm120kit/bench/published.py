@@ -105,10 +105,10 @@ def _with_concurrency(named: NamedWorkload, numbers: set[int]) -> NamedWorkload:
 def configuration_of(result: Result) -> Configuration | None:
     """The configuration that the server of a result was started as, by its record or as stated; None if that is unknown."""
     about = result.environment
-    return named(about.served.configuration or about.given.get("configuration"))
+    return configuration_named(about.served.configuration or about.given.get("configuration"))
 
 
-def named(name: str | None) -> Configuration | None:
+def configuration_named(name: str | None) -> Configuration | None:
     """The configuration of that name, None if there is none."""
     return configurations.load(name) if name in configurations.names() else None
 

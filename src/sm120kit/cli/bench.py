@@ -127,7 +127,8 @@ def run_(
     restarts = launched.restarts or (RESTARTS if options else 0)
     stated = given_values(given or [])
     served = Served() if configuration else running.served(target)
-    published_for = configuration or published.named(served.configuration or stated.get("configuration"))
+    named_by_user = configurations.load(stated["configuration"]) if "configuration" in stated else None
+    published_for = configuration or named_by_user or published.configuration_named(served.configuration)
     named, *others = choice.load(published.workloads(published_for) if published_for else ())
     for other in others:
         concurrency = ",".join(map(str, other.workload.concurrency))
