@@ -57,12 +57,10 @@ def exported(path: Path, name: str, *options: str) -> str:
     return output.read_text()
 
 
-def test_markdown_has_figures_knee_and_errors(measured: Path) -> None:
+def test_markdown_has_figures_and_errors(measured: Path) -> None:
     text = exported(measured, "a.md")
     assert "| concurrency | output | context |" in text and "| 1 of 32 |" in text
-    assert "- knee at concurrency 4 (40 output tokens at context depth 8,192)" in text and "- error: HTTP 500" in text.replace(
-        "&#45;", "-"
-    )
+    assert "- error: HTTP 500" in text.replace("&#45;", "-")
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
@@ -116,18 +114,6 @@ def test_llama_benchy_has_the_cases_with_their_rates(measured: Path) -> None:
         app, ["bench", "show", str(measured), str(measured), "-o", str(measured.parent / "b.benchy.csv")]
     )
     assert isinstance(several.exception, BadInput)
-
-
-def test_knee_is_marked_in_charts_and_shown(measured: Path) -> None:
-    page = page_of(measured, "a.html")
-    assert page.count('id="knee-') == 2 * len(result_export.CHARTS), "one ring for each series in each chart by concurrency"
-    shown = CliRunner().invoke(app, ["bench", "show", str(measured)])
-    assert [line.partition(":")[0] for line in shown.output.splitlines() if line.startswith("knee")] == [
-        "knee at concurrency 4 (40 output tokens at context depth 0)",
-        "knee at concurrency 4 (40 output tokens at context depth 8,192)",
-    ]
-    shown = CliRunner().invoke(app, ["bench", "show", str(measured), "--json"])
-    assert [knee["concurrency"] for knee in json.loads(shown.stdout)["knees"]] == [4, 4]
 
 
 def test_charts_are_reproducible(measured: Path) -> None:

@@ -1,4 +1,4 @@
-"""Load of a real HTTP server with a schedule: options that replace a workload's values, rates, traces, datasets and sweeps."""
+"""Load of a real HTTP server with a schedule: options that replace a workload's values, rates, datasets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schedule_server import schedule_server
 from typer.testing import CliRunner
 from typer.testing import Result as CliResult
 
-from sm120kit.bench import result_file, saturation
+from sm120kit.bench import result_file
 from sm120kit.cli import app
 
 
@@ -59,18 +59,6 @@ def test_dataset(url: str, tmp_path: Path) -> None:
     assert sorted((sample.user, sample.prompt) for sample in case.samples) == [(0, 0), (0, 0), (1, 1)]
 
 
-def test_sweep_ends_after_saturation(url: str, tmp_path: Path) -> None:
-    cold = tmp_path / "cold.toml"
-    cold.write_text(
-        'summary = "one answer at a time"\nprompts = ["a"]\nconcurrency = [1]\noutput_tokens = [40]\nwarmup_requests = 0\n'
-    )
-    run = measured(url, tmp_path / "r.json", "-w", cold, "--sweep", 64, interval=0.05, first=0.05, capacity=1)
-    measured_cases = [case.concurrency for case in run.cases]
-    # Where the machine stalled while one user was measured, two are faster, and four are measured as well.
-    assert run.complete and measured_cases == [2**n for n in range(len(measured_cases))] and measured_cases[-1] < 64
-    assert saturation.knee(run.cases) in measured_cases[:-1]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -79,7 +67,6 @@ def test_sweep_ends_after_saturation(url: str, tmp_path: Path) -> None:
         (["--concurrency", "0"], "concurrency"),
         (["--extra-body", "[1]"], "is not a JSON object"),
         (["--extra-body", "@absent.json"], "No such file"),
-        (["--sweep", "4", "--concurrency", "2"], "exclude each other"),
         (["--dataset", "absent.jsonl"], "absent.jsonl"),
     ],
 )

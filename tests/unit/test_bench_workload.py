@@ -1,17 +1,14 @@
-"""Datasets, arrivals and sweeps, without a server."""
+"""Datasets and arrivals, without a server."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from sm120kit.bench import dataset, resume, saturation, workload
-from sm120kit.bench.result_file import MeasuredCase
-from sm120kit.bench.sample import Exchange, parse_sample
+from sm120kit.bench import dataset, workload
 from sm120kit.bench.workload import Case
 from sm120kit.core.errors import BadInput
 
@@ -106,38 +103,3 @@ def test_shared_prefix_is_the_same_in_all_requests() -> None:
     concurrency = workload.all_requests(named.workload, Case(2, 10, 100), "m", "salt")
     texts = [request.body["messages"][0]["content"].split() for user in concurrency for request in user]
     assert texts[0][:500] == texts[1][:500] and texts[0][500:540] != texts[1][500:540]
-
-
-def measured(concurrency: int, tok_s: float, **changes: object) -> MeasuredCase:
-    """A case of one request per user that ends after a second."""
-    event = json.dumps({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]})
-    usage = json.dumps({"usage": {"completion_tokens": round(tok_s / concurrency)}, "choices": []})
-    reads = [(0.2, f"data: {event}\n\n".encode()), (0.9, f"data: {event}\n\ndata: {usage}\n\n".encode())]
-    samples = tuple(parse_sample(reads, Exchange(user, 0, 0.0, 1.0, 200)) for user in range(concurrency))
-    return replace(MeasuredCase(concurrency, 100, 0, (), samples, 0.0, None), **changes)  # type: ignore[arg-type]
-
-
-def test_knee_of_a_sweep() -> None:
-    assert saturation.knee([measured(1, 100), measured(2, 190), measured(4, 350)]) is None
-    assert saturation.knee([measured(1, 100), measured(2, 190), measured(4, 200), measured(8, 200)]) == 2
-    assert saturation.knee([measured(1, 100), measured(8, 120)]) == 1, "a gain of 6 % per doubling"
-    assert saturation.knee([measured(1, 100), measured(2, 100, complete=False), measured(4, 400)]) is None
-    assert saturation.knee([measured(1, 100), without_tokens(2), measured(4, 400)]) is None
-    swept = workload.changed(workload.load("quick"), sweep=True, concurrency=(4, 1, 2))
-    assert [case.concurrency for case in workload.cases(swept.workload, 5)] == [1, 2, 4]
-
-
-def without_tokens(concurrency: int) -> MeasuredCase:
-    case = measured(concurrency, concurrency)
-    return replace(case, samples=tuple(replace(sample, completion_tokens=0) for sample in case.samples))
-
-
-def test_failed_requests_make_no_knee_and_do_not_end_a_sweep() -> None:
-    whole = measured(8, 800)
-    limited = tuple(replace(sample, error="HTTP 429: slow down") for sample in whole.samples[:5])
-    cases = [measured(1, 100), measured(2, 200), measured(4, 400), replace(whole, samples=(*limited, *whole.samples[5:]))]
-    assert saturation.knee(cases) is None and list(saturation.throughput(cases)) == [1, 2, 4]
-    swept = workload.changed(
-        workload.load("quick"), sweep=True, concurrency=(1, 2, 4, 8, 16), output_tokens=(100,), context_tokens=(0,)
-    )
-    assert [case.concurrency for case in resume.missing(swept.workload, cases, 0, 0)] == [16]

@@ -21,7 +21,6 @@ from sm120kit.bench import (
     metrics,
     result_file,
     resume,
-    saturation,
     workload,
 )
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
@@ -116,17 +115,13 @@ def run(
         measured = replace(_measure(server, measurement, case, result.environment, salt, save_interrupted), restart=start)
         lost = any(sample.error for sample in measured.samples) and _is_gone(endpoint)
         cases = (*result.cases, measured)
-        started = [each for each in cases if each.restart == start]
-        ended = number == len(order) - 1 or (named.workload.sweep and saturation.knee(started) is not None)
-        result = replace(result, cases=cases, complete=last_start and ended and not lost)
+        result = replace(result, cases=cases, complete=last_start and number == len(order) - 1 and not lost)
         measurement.save(result)
         if lost:
             raise ServerFailed(
                 f"{endpoint.url} no longer answers; it went away in case {number + 1} of {len(order)}",
                 "the result has the results so far, marked partial; the server's log may show why: sm120kit explain LOG",
             )
-        if ended:
-            break
     return result
 
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench import _llama_benchy as llama_benchy
-from sm120kit.bench import figures, saturation
+from sm120kit.bench import figures
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, summary
 from sm120kit.bench.published import comparisons
 from sm120kit.bench.result_file import MeasuredCase, Result
@@ -74,7 +74,7 @@ def _table_of(result: Result) -> tuple[list[str], list[list[str]]]:
 
 
 def _notes(result: Result) -> list[str]:
-    return [*(knee.text for knee in saturation.knees(result.cases)), *comparisons(result), *figures.notes(result)]
+    return [*comparisons(result), *figures.notes(result)]
 
 
 KINDS = {".benchy.json": llama_benchy.as_json, ".benchy.csv": llama_benchy.as_csv, ".md": as_markdown}
@@ -125,11 +125,10 @@ def _drawn(lines: Lines, by: str) -> str:
 
 
 def _draw(figure: Figure, lines: Lines, by: str) -> None:
-    """A chart for each quantity, with one legend; a ring marks the knee of each line by concurrency."""
+    """A chart for each quantity, with one legend."""
     for axes, (title, factor, names) in zip(figure.subplots(2, 2, squeeze=False).flatten(), CHARTS, strict=True):
         for number, (label, cases) in enumerate(lines.items()):
-            knee = saturation.knee([case for starts in cases.values() for case in starts]) if by == "concurrency" else None
-            _plot(axes, label, cases, names, factor, f"C{number % 10}", knee)
+            _plot(axes, label, cases, names, factor, f"C{number % 10}")
         meaning = ", dashed: ".join(COLUMNS[name][0] for name in names)
         axes.set_title(f"{title} (solid: {meaning})" if len(names) > 1 else title, loc="left", fontsize="medium")
         axes.grid(alpha=0.25)
@@ -138,12 +137,11 @@ def _draw(figure: Figure, lines: Lines, by: str) -> None:
             axes.text(0.5, 0.5, UNKNOWN, transform=axes.transAxes, ha="center")
         _scale(axes, by, sorted({x for cases in lines.values() for x in cases}))
     handles = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    note = "ring: the knee, from which more concurrency adds little" if by == "concurrency" else None
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, title=note, frameon=False)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, frameon=False)
 
 
-def _plot(axes: Axes, label: str, cases: Cases, names: Sequence[str], factor: float, color: str, knee: int | None) -> None:
-    """The median over the starts of the server of each figure; the first is solid and has the label and the knee."""
+def _plot(axes: Axes, label: str, cases: Cases, names: Sequence[str], factor: float, color: str) -> None:
+    """The median over the starts of the server of each figure; the first is solid and has the label."""
     for style, name in zip(("-", "--"), names, strict=False):
         points = {}
         for x, starts in sorted(cases.items()):
@@ -152,15 +150,6 @@ def _plot(axes: Axes, label: str, cases: Cases, names: Sequence[str], factor: fl
         if points:
             text = label.replace("$", r"\$") if style == "-" else "_"  # matplotlib would parse formulas of TeX
             axes.plot(list(points), list(points.values()), style, marker="o", markersize=4, color=color, label=text)
-        if style == "-" and knee in points:
-            ring: dict[str, Any] = {
-                "markersize": 11,
-                "fillstyle": "none",
-                "color": color,
-                "clip_on": False,
-                "gid": f"knee-{label}",
-            }
-            axes.plot([knee], [points[knee]], "o", label="_", **ring)
 
 
 def _scale(axes: Axes, by: str, measured: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sm120kit.bench import result_file, saturation, workload
+from sm120kit.bench import result_file, workload
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.workload import Case, Workload
 from sm120kit.core.errors import BadInput, NotComparable, SystemRefused
@@ -17,14 +17,8 @@ MIN_SHARE = 0.9
 
 
 def missing(work: Workload, measured: Sequence[MeasuredCase], start: int) -> list[Case]:
-    """The cases to measure after a start of the server, in their order: each start has another one.
-
-    A sweep whose knee was measured has none.
-    """
-    done = [case for case in measured if case.restart == start]
-    if work.sweep and saturation.knee(done) is not None:
-        return []
-    points = {Case(*case.key) for case in done}
+    """The cases to measure after a start of the server, in their order: each start has another one."""
+    points = {Case(*case.key) for case in measured if case.restart == start}
     return [case for case in workload.cases(work, start) if case not in points]
 
 

@@ -54,8 +54,6 @@ class Workload(BaseModel):
     """Further keys of the body of each request; they replace those of the workload."""
     conversations: Annotated[tuple[dataset.Conversation, ...], Field(strict=False)] = ()
     """Replace the prompts: each is sent once, by one user, a request for each message of the user."""
-    sweep: bool = False
-    """Measure the concurrencies in increasing order, and end when more requests in parallel add no throughput."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +117,7 @@ def changed(named: NamedWorkload, **changes: Any) -> NamedWorkload:
 
 
 def cases(workload: Workload, seed: int) -> list[Case]:
-    """Every case once, shuffled by ``seed``: a change during the run must not look like a trend over concurrency or lengths.
-
-    A sweep is not shuffled.
-    """
-    if workload.sweep:
-        return [
-            Case(concurrency, workload.output_tokens[0], workload.context_tokens[0])
-            for concurrency in sorted(workload.concurrency)
-        ]
+    """Every case once, shuffled by ``seed``: a change during the run must not look like a trend over concurrency or lengths."""
     order = [
         Case(concurrency, output, context)
         for concurrency in workload.concurrency

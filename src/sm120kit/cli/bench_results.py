@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sm120kit.bench import clocks, compare_results, figures, published, result_export, result_file, saturation
+from sm120kit.bench import clocks, compare_results, figures, published, result_export, result_file
 from sm120kit.bench.ablation import AblationEffect
 from sm120kit.bench.compare_results import CaseDifference
 from sm120kit.bench.figures import COLUMNS, UNKNOWN
@@ -163,7 +163,6 @@ def _object(result: Result) -> dict[str, Any]:
     return {
         "complete": result.complete,
         "environment": asdict(result.environment),
-        "knees": saturation.knees(result.cases),
         "comparisons": published.comparisons(result),
         "published": _judgements(result),
         "notes": figures.notes(result),
@@ -198,8 +197,6 @@ def _print(result: Result) -> None:
         console.data(f"unknown: {compare_results.briefly(unknown)}")
     for number, names in enumerate(TABLES):
         _table(result, names, failed=number == 0)
-    for knee in saturation.knees(result.cases):
-        console.data(knee.text)
     sampled = (each for case in result.cases for each in case.clocks or ())
     for line in (*published.comparisons(result), *clocks.lines(sampled), *figures.notes(result)):
         console.data(line)

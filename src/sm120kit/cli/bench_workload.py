@@ -55,9 +55,6 @@ class WorkloadChoice:
         bool, option("--quick", "A smoke run: the workload's smallest case, one request for each in parallel.")
     ] = False
     concurrency: Annotated[str, option("--concurrency N,N", "Numbers of requests in parallel.")] = ""
-    sweep: Annotated[
-        int, option("--sweep MAX", "Concurrency 1, 2, 4, ... up to MAX, until more adds no throughput.", min=0)
-    ] = 0
     output_tokens: Annotated[str, option("--output-tokens N,N", "Max output tokens.")] = ""
     context_tokens: Annotated[str, option("--context-tokens N,N", "Context depth: random tokens before each prompt.")] = ""
     requests: Annotated[int, option("--requests N", "Requests one after another, for each of those in parallel.", min=0)] = 0
@@ -73,12 +70,9 @@ class WorkloadChoice:
         With ``--quick`` reduced to their smallest case.
 
         Raises:
-            typer.BadParameter: a list of numbers or a JSON object is none, or options exclude each other.
+            typer.BadParameter: a list of numbers or a JSON object is none.
             Sm120kitError: see :func:`sm120kit.bench.workload.load` and :mod:`sm120kit.bench.dataset`.
         """
-        for other, value in (("--dataset", self.dataset), ("--concurrency", self.concurrency)):
-            if self.sweep and value:
-                raise typer.BadParameter(f"--sweep and {other} exclude each other", param_hint="--sweep")
         changes = dict(self._changes())
         if changes or self.workload or not published:
             published = [workload.changed(workload.load(self.workload or "quick"), **changes)]
@@ -92,9 +86,6 @@ class WorkloadChoice:
         ):
             if text:
                 yield name, _numbers(text, f"--{name.replace('_', '-')}")
-        if self.sweep:
-            yield "sweep", True
-            yield "concurrency", tuple(2**power for power in range(self.sweep.bit_length()))
         if self.requests:
             yield "requests_per_stream", self.requests
             yield "seconds", 0.0
