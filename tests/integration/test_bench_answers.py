@@ -15,7 +15,7 @@ from schedule_server import schedule_server
 from typer.testing import CliRunner
 from typer.testing import Result as CliResult
 
-from sm120kit.bench import metrics, result_file
+from sm120kit.bench import _metrics, result_file
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.cli import app
 from sm120kit.core.errors import ServerFailed, Sm120kitError
@@ -178,9 +178,9 @@ def test_odd_metrics_are_unknown(value: str, tmp_path: Path) -> None:
 def test_metrics_are_read_whatever_their_charset_is(charset: str) -> None:
     text = b'vllm:prefix_cache_queries_total{e="1"} 3\nvllm:prefix_cache_hits_total 1e400\n'
     with answering(charset=charset, metrics=(200, text * 2)) as url:
-        read = metrics.metrics_of(Endpoint.parse(url))
-    assert metrics.metric(read, "vllm:prefix_cache_queries_total") == [3, 3]
-    assert metrics.metric(read, "vllm:prefix_cache_hits_total") == []
+        read = _metrics.metrics_of(Endpoint.parse(url))
+    assert _metrics.metric(read, "vllm:prefix_cache_queries_total") == [3, 3]
+    assert _metrics.metric(read, "vllm:prefix_cache_hits_total") == []
 
 
 SECRET = "hunter2xyz"

@@ -18,12 +18,12 @@ from sm120kit.bench import (
     bench_environment,
     choose_model,
     client,
-    metrics,
+    _metrics,
     run,
     workload,
 )
 from sm120kit.bench.figures import summary
-from sm120kit.bench.metrics import Acceptance, PrefixCache
+from sm120kit.bench._metrics import Acceptance, PrefixCache
 from sm120kit.bench.result_file import Machine, MeasuredCase, Result, Served
 from sm120kit.core.urls import Endpoint
 
@@ -122,15 +122,15 @@ def test_acceptance_by_counters(tmp_path: Path) -> None:
     file.write_text(VLLM)
     with schedule_server(METRICS=str(file)) as url:
         server = Endpoint.parse(url)
-        with metrics.measured(server) as counted:
+        with _metrics.measured(server) as counted:
             file.write_text(VLLM.replace("3e2", "700").replace("1.5e2", "450"))
         assert counted().acceptance == Acceptance(400, 300)
-        with metrics.measured(server) as reset:
+        with _metrics.measured(server) as reset:
             file.write_text(VLLM)
         assert reset().acceptance is None, "counters that fall were reset"
-        with metrics.measured(server) as odd:
+        with _metrics.measured(server) as odd:
             file.write_text("vllm:spec_decode_num_draft_tokens_total nan\n" * 3)
-        assert odd() == metrics.CaseMetrics()
+        assert odd() == _metrics.CaseMetrics()
 
 
 PROMPTS = 'vllm:prefix_cache_queries_total{engine="0"} %g\nvllm:prefix_cache_hits_total{engine="0"} %g\n'
@@ -155,6 +155,6 @@ SGLANG_HITS = 'sglang:cached_tokens_total{cache_source="device"} %g\nsglang:cach
 def test_prefix_cache_by_counters(before: str, after: str, cache: PrefixCache | None, tmp_path: Path) -> None:
     file = tmp_path / "metrics"
     file.write_text(before)
-    with schedule_server(METRICS=str(file)) as url, metrics.measured(Endpoint.parse(url)) as counted:
+    with schedule_server(METRICS=str(file)) as url, _metrics.measured(Endpoint.parse(url)) as counted:
         file.write_text(after)
     assert counted().prefix_cache == cache

@@ -20,7 +20,7 @@ from small_engine import ENGINE, KERNELS
 from typer.testing import CliRunner
 
 from sm120kit import engines, serving
-from sm120kit.bench import Measurement, launched, metrics, workload
+from sm120kit.bench import Measurement, launched, _metrics, workload
 from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
@@ -188,7 +188,7 @@ def test_server_is_started_and_measured(data: Path, tmp_path: Path) -> None:
 
     def start(work: object) -> None:
         def observed(run: Run) -> None:
-            seen.append(metrics.metrics_of(Endpoint(run.url)).count("toy:active"))
+            seen.append(_metrics.metrics_of(Endpoint(run.url)).count("toy:active"))
             work(run)  # type: ignore[operator]
 
         launch.serve(prepared, argv, LaunchOptions(workspace, 20), work=observed)

@@ -18,7 +18,7 @@ from sm120kit.bench import (
     bench_environment,
     client,
     clocks,
-    metrics,
+    _metrics,
     result_file,
     resume,
     workload,
@@ -218,7 +218,7 @@ def _measure(
     try:
         with (
             clocks.sampled() if here else nullcontext(lambda: None) as gpu_clocks,
-            metrics.measured(endpoint) as reported,
+            _metrics.measured(endpoint) as reported,
         ):
             concurrency = workload.all_requests(work, case, server.model, salt)
             streamed = client.stream_all(endpoint, counted(concurrency), stall_seconds=measurement.stall_seconds, on_end=on_end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sm120kit.bench import client
-from sm120kit.bench.metrics import metrics_of
+from sm120kit.bench._metrics import metrics_of
 from sm120kit.core.digests import digest_of
 from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint

@@ -77,7 +77,7 @@ async def connected(host: str, port: int) -> StampedSocket:
     raise failure
 
 
-class Answer(asyncio.Protocol):
+class StreamedAnswer(asyncio.Protocol):
     """An answer as it arrives.
 
     ``reads`` are parts of its content with the times of ``arrived``, in seconds of ``time.perf_counter``; so are ``started``,
@@ -158,7 +158,7 @@ class Answer(asyncio.Protocol):
             self.end("" if until_closed else "RemoteProtocolError: the connection was closed before the end of the answer")
 
 
-async def post(server: Endpoint, path: str, body: dict[str, Any], stall_seconds: float, answer: Answer) -> None:
+async def post(server: Endpoint, path: str, body: dict[str, Any], stall_seconds: float, answer: StreamedAnswer) -> None:
     """Post a request, without a proxy, which would be measured too, and wait for its ``answer``."""
     url = httpx2.URL(server.request_url(path))
     tls = certificates() if url.scheme == "https" else None

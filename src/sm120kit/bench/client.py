@@ -24,7 +24,7 @@ from sm120kit.engines import all_engines
 if TYPE_CHECKING:
     import httpx2
 
-    from sm120kit.bench._wire import Answer
+    from sm120kit.bench._wire import StreamedAnswer
 
 STALL_SECONDS = 120.0
 """A stream without data for this long has stalled, an error of its request."""
@@ -197,7 +197,7 @@ async def _stream(server: Endpoint, user: int, request: StreamRequest, stall_sec
     """Send a request and read its answer to the end; whatever fails is in the error."""
     from sm120kit.bench import _wire
 
-    answer = _wire.Answer(request.limit_bytes)
+    answer = _wire.StreamedAnswer(request.limit_bytes)
     try:
         async with asyncio.timeout(request.limit_seconds):
             await _wire.post(server, request.path, request.body, stall_seconds, answer)
@@ -210,7 +210,7 @@ async def _stream(server: Endpoint, user: int, request: StreamRequest, stall_sec
     return EndedRequest(reads, Exchange(user, request.prompt, *times, answer.status, request.body.get("max_tokens"), error))
 
 
-def _refusal(server: Endpoint, request: StreamRequest, answer: Answer) -> str:
+def _refusal(server: Endpoint, request: StreamRequest, answer: StreamedAnswer) -> str:
     """Why a whole answer is none to the request, "" if it is one."""
     if answer.status != 200:
         body = b"".join(read for _, read in answer.reads)[:MAX_MASKED_BYTES].decode("utf-8", "replace")

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-from sm120kit.bench.metrics import PrefixCache
+from sm120kit.bench._metrics import PrefixCache
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.sample import Sample
 

@@ -44,7 +44,7 @@ import small_engine
 import sweep
 
 from sm12x_lab.ptx import syntax
-from sm120kit.bench import dataset, metrics, result_file, sse, workload
+from sm120kit.bench import dataset, _metrics, result_file, sse, workload
 from sm120kit.cli import commands, config_file
 from sm120kit.cli.tree import Group
 from sm120kit.core import retry
@@ -422,7 +422,7 @@ def parse_code(text: str) -> None:
 
 def parse_metrics(text: str) -> None:
     for name in ("vllm:num_requests_running", "sglang:num_running_reqs"):
-        metrics.metric(text, name)
+        _metrics.metric(text, name)
 
 
 def results() -> dict[str, bytes]:
