@@ -15,15 +15,15 @@ from schedule_server import schedule_server
 from sm120kit.bench import (
     MeasuredServer,
     Measurement,
+    _metrics,
     bench_environment,
     choose_model,
     client,
-    _metrics,
     run,
     workload,
 )
-from sm120kit.bench.figures import summary
 from sm120kit.bench._metrics import Acceptance, PrefixCache
+from sm120kit.bench.figures import summary
 from sm120kit.bench.result_file import Machine, MeasuredCase, Result, Served
 from sm120kit.core.urls import Endpoint
 

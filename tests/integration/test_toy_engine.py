@@ -20,7 +20,7 @@ from small_engine import ENGINE, KERNELS
 from typer.testing import CliRunner
 
 from sm120kit import engines, serving
-from sm120kit.bench import Measurement, launched, _metrics, workload
+from sm120kit.bench import Measurement, _metrics, launched, workload
 from sm120kit.bench.result_file import Result
 from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from sm120kit.bench import bench_environment, clocks, compare_results, result_file, workload
-from sm120kit.bench.figures import summary as figures_of
 from sm120kit.bench._metrics import Acceptance
+from sm120kit.bench.figures import summary as figures_of
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import Reader, ServerSentEvent

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.bench import (
+    _metrics,
     _run_settings,
     bench_environment,
     client,
     clocks,
-    _metrics,
     result_file,
     resume,
     workload,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm120kit.bench.clocks import Clocks
 from sm120kit.bench._metrics import Acceptance, PrefixCache
+from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input

@@ -44,7 +44,7 @@ import small_engine
 import sweep
 
 from sm12x_lab.ptx import syntax
-from sm120kit.bench import dataset, _metrics, result_file, sse, workload
+from sm120kit.bench import _metrics, dataset, result_file, sse, workload
 from sm120kit.cli import commands, config_file
 from sm120kit.cli.tree import Group
 from sm120kit.core import retry
