@@ -131,11 +131,10 @@ def packed(**members: bytes) -> bytes:
 
 
 def wheel() -> dict[str, bytes]:
-    """A wheel with a script, data, entry points and a device code file."""
+    """A wheel with a script, data and entry points."""
     with tempfile.TemporaryDirectory() as directory:
         contents = {
             "engine/__init__.py": b"version = 1\n",
-            "engine/kernel.cubin": (DATA / "cubin" / "sm_120a.cubin").read_bytes(),
             "engine-1.0.data/scripts/run": b"#!python\nprint('run')\n",
             "engine-1.0.data/data/share/engine.txt": b"data",
             "engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\nserve = engine.cli:main.run\n",
@@ -146,7 +145,7 @@ def wheel() -> dict[str, bytes]:
 
 
 def parse_wheel(content: bytes, name: str, directory: Path) -> None:
-    """A wheel as image layers, sources and ``inspect`` read it."""
+    """A wheel as image layers and sources read it."""
     path = directory / name
     path.write_bytes(content)
     locked = LockedWheel("engine", "1.0", name, hashlib.sha256(content).hexdigest())
@@ -155,7 +154,6 @@ def parse_wheel(content: bytes, name: str, directory: Path) -> None:
         lambda: drained(
             _archive._stream(WheelPin("p", "engine", "1.0", "0" * 64, name), path, "r", _archive._wheel_members(path))
         ),
-        lambda: cubin.read(path),
     ):
         try:
             parse()
