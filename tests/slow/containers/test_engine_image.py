@@ -26,6 +26,7 @@ from sm120kit.core.errors import NotFound
 from sm120kit.core.record_files import record_json
 from sm120kit.core.records import Arch
 from sm120kit.images.oci import Layout
+from sm120kit.recipes import lockfile
 
 pytestmark = [
     pytest.mark.containers,
@@ -109,7 +110,9 @@ def test_labels_and_settings_are_those_of_recipe_and_lock(engine: ImageHost, eng
     settings = engine.client.api.inspect_image(engine_image)["Config"]
     labels = settings["Labels"]
     lock = engine.data / "recipes" / "engines" / "vllm-0.0.1.lock.json"
-    assert labels["sm120kit.build-id"] == hashlib.sha256(lock.read_bytes()).hexdigest()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SM120KIT_DATA", str(engine.data))
+        assert labels["sm120kit.build-id"] == lockfile.build_id(lockfile.read(lock))
     assert labels["sm120kit.recipe"] == "vllm-0.0.1" and labels["sm120kit.kind"] == "vllm"
     assert labels["sm120kit.wheels"] == "idna==3.20,nvidia-cuda-runtime==13.0.96"
     assert labels["sm120kit.ours"].startswith("flashinfer-python==0.6.6+sm120kit.")
