@@ -966,8 +966,8 @@ def test_every_recorded_back_end_of_vllm_is_looked_up_or_is_not_of_flashinfer(lo
     selected = {(use, name) for entry in recorded.values() for use, names in entry["selected"].items() for name in names}
     calls = {pair: suite._calls(*pair, None, None) for pair in selected if pair[1] != "FLASHINFER"}
     assert {name for (_, name), every in calls.items() if every} == {
-        "FLASHINFER_MLA_SPARSE_DSV4",
-        "FLASHINFER_MLA_SPARSE_SM120",
+        *suite.SPARSE_MLA,
+        "FlashInferCutlassMxfp8LinearKernel",
         "FlashInferCutlassNvFp4LinearKernel",
         "FlashInferFP8ScaledMMLinearKernel",
         "NvFp4 FLASHINFER_CUTLASS",

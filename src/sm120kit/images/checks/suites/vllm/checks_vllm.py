@@ -191,17 +191,22 @@ def _recorded(arguments, served):
     return choices, modules
 
 
+SPARSE_MLA = ("FLASHINFER_MLA_SPARSE_DSV4", "FLASHINFER_MLA_SPARSE_DSV41", "FLASHINFER_MLA_SPARSE_SM120")
+
+
 def _calls(use, name, arguments, served):
     """Calls of FlashInfer by a back-end of vLLM 0.33.0, by what distinguishes them. Empty if it has no module of FlashInfer."""
     kind = use.removeprefix("draft: ")
     if (kind, name) == ("attention", "FLASHINFER"):
         return _flashinfer_attention(use, arguments, served)
-    if (kind, name) in (("attention", "FLASHINFER_MLA_SPARSE_DSV4"), ("attention", "FLASHINFER_MLA_SPARSE_SM120")):
+    if kind == "attention" and name in SPARSE_MLA:
         return {"": _sparse_mla}
     if kind == "experts" and name.endswith(" FLASHINFER_CUTLASS"):
         return {"": fused_moe}
     if (kind, name) == ("layers", "FlashInferCutlassNvFp4LinearKernel"):
         return {name: fp4_gemm}
+    if (kind, name) == ("layers", "FlashInferCutlassMxfp8LinearKernel"):
+        return {name: _mxfp8_gemm}
     if (kind, name) == ("layers", "FlashInferFP8ScaledMMLinearKernel"):
         # It passes "auto", with which FlashInfer's autotuner loads CUTLASS first, and then cuBLAS.
         return {f"{name}, {backend}": partial(_fp8_gemm, backend) for backend in ("auto", "cublas")}
@@ -272,6 +277,13 @@ def _sparse_mla():
     from flashinfer.mla._sparse_mla_sm120 import _execution
 
     _execution.get_sparse_mla_sm120_module()
+
+
+def _mxfp8_gemm():
+    """Load the module of FlashInfer's MXFP8 GEMM."""
+    from flashinfer.gemm import gemm_base
+
+    gemm_base.get_gemm_sm120_module_cutlass_mxfp8()
 
 
 def _drafted_tokens(arguments):
