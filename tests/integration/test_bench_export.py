@@ -1,4 +1,4 @@
-"""Export of results as Markdown, HTML and as llama-benchy does."""
+"""Export of results as CSV, Markdown, HTML and as llama-benchy does."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ def exported(path: Path, name: str, *options: str) -> str:
     result = CliRunner().invoke(app, ["bench", "show", str(path), "-o", str(output), *options])
     assert result.exit_code == 0, result.output
     return output.read_text()
+
+
+def test_csv_has_a_row_for_each_case(measured: Path) -> None:
+    table = list(csv.DictReader(exported(measured, "a.csv").splitlines()))
+    assert [(row["concurrency"], row["context_tokens"]) for row in table[:3]] == [("1", "0"), ("1", "8192"), ("2", "0")]
+    assert float(table[0]["ttft"]) == pytest.approx(0.1) and table[0]["acceptance"] == ""
+    assert table[-1]["errors"] == "1"
 
 
 def test_markdown_has_figures_and_errors(measured: Path) -> None:
@@ -125,9 +132,9 @@ def test_unusable_files_are_refused(measured: Path, tmp_path: Path) -> None:
     def run(*arguments: object) -> CliResult:
         return CliRunner().invoke(app, ["bench", "show", *map(str, arguments)])
 
-    assert run(measured, "-o", tmp_path / "a.csv").exit_code == 2
+    assert run(measured, "-o", tmp_path / "a.pdf").exit_code == 2
     (tmp_path / "b.md").write_text("mine")
     assert isinstance(run(measured, "-o", tmp_path / "b.md").exception, SystemRefused)
     assert (tmp_path / "b.md").read_text() == "mine"
     assert re.search("no/a.md", str(run(measured, "-o", tmp_path / "no" / "a.md").exception))
-    assert not [*tmp_path.glob("a.md"), *tmp_path.glob("a.csv")]
+    assert not list(tmp_path.glob("a.*"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from collections.abc import Callable
@@ -175,6 +177,16 @@ def test_exported_figures_have_the_names_and_values_that_are_shown() -> None:
 
 
 HOSTILE = '=HYPERLINK("http://x")|<img src=x onerror=alert(1)>[a](javascript:b)\n# title `code` $x$'
+
+
+@pytest.mark.parametrize("name", ["=1", "+1", "-1", "@a", "\t=1", " =1", "\r=1", "|a", "%0A"])
+def test_names_are_no_formulas(name: str) -> None:
+    """A spreadsheet computes a text that begins so."""
+    result = result_of(case(sample(arrivals([1] * 9))), model=name)
+    quoted = f"'{name.strip()}"
+    rows = csv.reader(io.StringIO(result_export.as_csv([(name, result)]), newline=""))
+    assert [*rows][1][:2] == [quoted] * 2
+    assert f"\n{quoted}," in result_export.KINDS[".benchy.csv"]([("a", result)])
 
 
 def test_names_of_models_are_no_markup() -> None:

@@ -589,6 +589,8 @@ def test_drop_refuses_what_others_need(patch_dir: PatchDirectory, tree: PatchedT
     with pytest.raises(PatchConflict, match=r"need cutlass/first:\n  cutlass/second in flashinfer-0\.6\.6"):
         patches.drop(first, patch_dir.root, required_by)
     assert contents(patch_dir.root) == before
+    patches.drop(first, patch_dir.root, required_by, dependants=True)
+    assert patches.load(patch_dir.root, "cutlass") == ()
 
 
 def requiring(patch_dir: PatchDirectory, trailer: bytes = b"Requires: cutlass/first") -> None:
@@ -609,6 +611,11 @@ def test_drop_refuses_what_others_name_as_required(patch_dir: PatchDirectory) ->
         patches.drop(first, patch_dir.root, {})
     assert {"  flashinfer/tiles requires it", "  flashinfer/tests requires it"} <= {*error.value.message.splitlines()}
     assert contents(patch_dir.root) == before
+    patches.drop(first, patch_dir.root, {}, dependants=True)
+    assert [patch.slug for patch in patches.load(patch_dir.root, "cutlass")] == ["second"]
+    assert [patch.slug for patch in patches.load(patch_dir.root, "flashinfer")] == ["third"] and patches.lint(
+        patch_dir.root
+    ) == []
 
 
 def test_series_without_a_required_patch_is_not_applied(patch_dir: PatchDirectory, tree: PatchedTree) -> None:

@@ -58,8 +58,14 @@ def as_csv(named: Sequence[tuple[str, Result]]) -> str:
             known = {column: metric for column, names in METRICS.items() if (metric := run.get(names[number] or ""))}
             if "t_s" in known:
                 values = {f"{column}_{part}": metric[part] for column, metric in known.items() for part in ("mean", "std")}
-                writer.writerow({"model": report["model"], "test_name": test, **values})
+                writer.writerow({"model": no_formula(report["model"]), "test_name": test, **values})
     return text.getvalue()
+
+
+def no_formula(text: str) -> str:
+    """A text in one line for a spreadsheet: one that it would compute, ``=cmd()`` or ``@SUM``, begins with an apostrophe."""
+    line = " ".join(text.split())
+    return f"'{line}" if line[:1] in tuple("=+-@|%") else line
 
 
 def _report(named: Sequence[tuple[str, Result]]) -> dict[str, Any]:

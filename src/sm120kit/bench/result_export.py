@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench import _llama_benchy as llama_benchy
 from sm120kit.bench import figures
+from sm120kit.bench._llama_benchy import no_formula
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, summary
 from sm120kit.bench.published import comparisons
 from sm120kit.bench.result_file import MeasuredCase, Result
@@ -31,6 +34,29 @@ CHARTS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
 
 FIGURES = tuple(name for name in COLUMNS if name not in ("ttfa", "chunks"))
 """The exported columns."""
+
+
+def as_csv(named: Sequence[NamedResult]) -> str:
+    """CSV: a header, then a row for each case; an unknown value is empty. Times are seconds, rates tokens per second."""
+    table = [_row(name, result, case) for name, result in named for case in result.ordered]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]) if table else ["result"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def _row(name: str, result: Result, case: MeasuredCase) -> dict[str, Any]:
+    row = {
+        "result": no_formula(name),
+        "model": no_formula(result.environment.model),
+        "concurrency": case.concurrency,
+        "output_tokens": case.output_tokens,
+        "context_tokens": case.context_tokens,
+        "restart": case.restart,
+        "complete": case.complete,
+    }
+    return row | asdict(summary(case))
 
 
 def in_markdown(text: str) -> str:
@@ -77,7 +103,12 @@ def _notes(result: Result) -> list[str]:
     return [*comparisons(result), *figures.notes(result)]
 
 
-KINDS = {".benchy.json": llama_benchy.as_json, ".benchy.csv": llama_benchy.as_csv, ".md": as_markdown}
+KINDS = {
+    ".benchy.json": llama_benchy.as_json,
+    ".benchy.csv": llama_benchy.as_csv,
+    ".csv": as_csv,
+    ".md": as_markdown,
+}
 """The functions that write a file, by the end of its name."""
 
 # ---- charts

@@ -27,7 +27,7 @@ def show(
         Path | None,
         option(
             "--output -o FILE",
-            "Write this file instead: .md, or as llama-benchy does .benchy.json or .benchy.csv.",
+            "Write this file instead: .csv, .md, or as llama-benchy does .benchy.json or .benchy.csv.",
         ),
     ] = None,
     html: Html = None,

@@ -230,6 +230,9 @@ def import_(
 
 def drop(
     patch: PatchName,
+    with_dependants: Annotated[
+        bool, option("--with-dependants", "Also remove the patches that require it or do not apply without it.")
+    ] = False,
     *,
     sources: Sources,
     json: Json = False,
@@ -246,7 +249,7 @@ def drop(
         for source in resolve_sources((), sources.run_options())
         if source.has_version_of(dropped)
     }
-    changed = patches.drop(dropped, root, required_by)
+    changed = patches.drop(dropped, root, required_by, dependants=with_dependants)
     if json:
         console.json_data(changed)
     else:

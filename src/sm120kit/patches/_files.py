@@ -48,26 +48,38 @@ def dependents(patch: Patch, tree: PatchedTree, root: Path, overrides: Path) -> 
     return [s.patch.name for s in after if s.patch.name in applied and s.status.state is not PatchState.APPLIES]
 
 
-def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]]) -> list[Path]:
+def drop(patch: Patch, root: Path, required_by: Mapping[str, Sequence[str]], *, dependants: bool = False) -> list[Path]:
     """Remove a patch: its file, its line in the series and its proof; returns the files that changed.
 
-    ``required_by`` has by recipe the patches that do not apply without it. A proof that another patch names as its evidence
-    stays.
+    ``required_by`` has by recipe the patches that do not apply without it. With ``dependants``, those and the patches that name
+    it as required are removed with it. A proof that another patch names as its evidence stays.
 
     Raises:
-        PatchConflict: there are such patches, or others name it as required.
+        PatchConflict: there are such patches, and they are not to be removed.
     """
     require_own(root, patch)
     lines = [f"  {name} in {recipe} does not apply without it" for recipe, names in required_by.items() for name in names]
-    lines += [f"  {name} requires it" for name in requiring(patch, root)]
-    if lines:
-        raise PatchConflict("\n".join([f"other patches need {patch.name}:", *lines]), "drop or change them first")
-    series = root / patch.project / "series"
-    slugs = [slug for _, slug in slug_lines(series) if slug != patch.slug]
-    files: dict[Path, bytes | None] = {series.parent / f"{patch.slug}.patch": None, series: series_content(series, slugs)}
-    kept = (other for project in projects(root) for other in load(root, project) if other.name != patch.name)
-    proof = evidence.path_of(root, patch.name)
-    if proof.is_file() and not any(f"{patch.name}.json" in other.trailer("Evidence") for other in kept):
-        files[proof] = None
+    named = requiring(patch, root)
+    lines += [f"  {name} requires it" for name in named]
+    if lines and not dependants:
+        raise PatchConflict(
+            "\n".join([f"other patches need {patch.name}:", *lines]),
+            "drop or change them first, or remove them with it: --with-dependants",
+        )
+    gone = {patch.name, *named, *(name for names in required_by.values() for name in names)}
+    every = [other for project in projects(root) for other in load(root, project)]
+    for other in every:
+        if other.name in gone:
+            require_own(root, other)
+    kept = [other for other in every if other.name not in gone]
+    files: dict[Path, bytes | None] = {}
+    for name in sorted(gone):
+        directory, slug = (root / name).parent, name.partition("/")[2]
+        files[directory / f"{slug}.patch"] = None
+        slugs = [each for _, each in slug_lines(directory / "series") if f"{directory.name}/{each}" not in gone]
+        files[directory / "series"] = series_content(directory / "series", slugs)
+        proof = evidence.path_of(root, name)
+        if proof.is_file() and not any(f"{name}.json" in other.trailer("Evidence") for other in kept):
+            files[proof] = None
     write_together(files)
     return list(files)
