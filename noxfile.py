@@ -12,8 +12,6 @@ nox.options.reuse_existing_virtualenvs = True
 TESTED = "cuda,torch,kernels,docker,plot,serve,dev"
 LAB = ("-e", "src/sm12x_lab")
 """The laboratory, a distribution of its own."""
-SUPPORT = {"PYTHONPATH": "tests/support"}
-"""Scripts in tests/arguments use modules of tests."""
 INSTALLED_BY_CI = "docker,keyless"
 """Extras in CI jobs that build, check and publish images, see ci/install.sh."""
 GROUPS = ("engines", "integration", "containers", "compilers", "lab")
@@ -120,14 +118,14 @@ def lock(session: nox.Session) -> None:
 def arguments(session: nox.Session) -> None:
     """Record the options of engines' own argument parsers, and their answers to configurations. Arguments name recipes."""
     session.install("-e", ".")
-    session.run("python", "tests/arguments/collect.py", *session.posargs, env=SUPPORT)
+    session.run("python", "tests/arguments/collect.py", *session.posargs)
 
 
 @nox.session
 def backends(session: nox.Session) -> None:
     """Record the back-ends that engines select on SM12x for configurations: 10 GB of downloads each. Arguments name recipes."""
     session.install("-e", ".")
-    session.run("python", "tests/arguments/backends.py", *session.posargs, env=SUPPORT)
+    session.run("python", "tests/arguments/backends.py", *session.posargs)
 
 
 @nox.session

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
 import parser_options
 
 from sm120kit import recipes

@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
 import parser_options
 
 from sm120kit import recipes, serving

@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import backends
+import backends  # first: it adds tests/support to sys.path
 import kv_specs
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from huggingface_hub import constants
 from model_hub import huge_shard, model_hub
 

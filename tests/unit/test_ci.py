@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,13 @@ def test_ci_requirements_satisfy_pyproject(python: str, machine: str) -> None:
     for requirement in map(Requirement, itertools.chain(*lists)):
         versions = locked.get(canonicalize_name(requirement.name), [])
         assert versions and all(requirement.specifier.contains(version) for version in versions), f"{requirement}: {versions}"
+
+
+def test_recording_sessions_find_their_modules() -> None:
+    scripts = re.findall(r'"python", "tests/arguments/(.+?).py"', (ROOT / "noxfile.py").read_text())
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    imports = f"import {', '.join(reversed(scripts))}"  # those that import other scripts come first
+    subprocess.run([sys.executable, "-c", imports], cwd=ROOT / "tests" / "arguments", env=environment, check=True)
 
 
 def test_jobs_with_secrets_install_only_locked_files() -> None:
