@@ -55,7 +55,7 @@ def record(target: EngineTarget, lines: Mapping[str, Sequence[str]]) -> tuple[st
     """
     workspace, engine = target.options.workspace, target.recipe.served_by
     if engine.parser is None:
-        raise NotFound(f"{engine.title} has no parser whose options can be recorded", "leave out --arguments")
+        raise NotFound(f"{engine.title} has no parser whose options can be recorded", "name a recipe of vLLM or SGLang")
     require_disk(workspace.root, DISK_BYTES, f"an environment for the argument parser of {target.recipe.name}")
     control = [*engine.model_arguments("/model"), "--no-such-option"]
     given = {"parser": inspect.getsource(engine.parser), "lines": {**lines, CONTROL: control}}
