@@ -100,14 +100,16 @@ def test_nothing_else_is_masked(text: str) -> None:
         ("jane@janes-box:~/work$ vllm serve", "USER@HOST:~/work$ vllm serve"),
         ('  File "/home/jane/venv/lib/x.py", line 3', '  File "~/venv/lib/x.py", line 3'),
         ("/export/home/jane/m C:\\Users\\Jane\\m", "~/m ~\\m"),
+        ("/scratch/jane/m /data/users/kim/m /homes/jane/m", "/scratch/USER/m /data/users/USER/m ~/m"),
         ("cache: /root/.cache/vllm", "cache: ~/.cache/vllm"),
+        ("[2001:db8::17]:8000, fe80::1%eth0", "[ADDRESS]:8000, ADDRESS"),
         ("NCCL INFO eno1:10.1.2.3<0>", "NCCL INFO eno1:ADDRESS<0>"),
         ("eno1 at 52:54:00:12:34:56", "eno1 at MAC"),
         ("::1 and 127.0.0.1 at 10:02:11, std::bad_alloc", "::1 and 127.0.0.1 at 10:02:11, std::bad_alloc"),
         ("nvidia-cublas==13.1.0.3 Xid (PCI:0000:01:00): 31", "nvidia-cublas==13.1.0.3 Xid (PCI:0000:01:00): 31"),
     ],
 )
-def test_texts_for_strangers_have_no_home_directories_and_addresses(text: str, shown: str) -> None:
+def test_texts_for_strangers_have_no_names_of_users_and_addresses(text: str, shown: str) -> None:
     assert anonymous(text) == shown
 
 

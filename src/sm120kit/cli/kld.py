@@ -121,9 +121,10 @@ class ModelOptions(ServerAccess):
 
 @dataclass(frozen=True)
 class ComparisonResults:
-    """Where the comparison goes."""
+    """Where the comparison goes, and its limit."""
 
     output: Annotated[Path | None, option("--output -o FILE", "Write the comparison to this file, as JSON.")] = None
+    max_mean: Annotated[float | None, option("--max-mean NATS", "Exit code 1 if the mean is larger.", min=0)] = None
     overwrite: Overwrite = False
     json: Json = False
 
@@ -171,6 +172,8 @@ def kld(
     else:
         _print(comparison)
     problems = _problems(comparison.result)
+    if results.max_mean is not None and comparison.result.mean > results.max_mean:
+        problems.append(f"the mean of {comparison.result.mean:.3g} nats is larger than {results.max_mean:g}")
     if problems:
         console.error("; ".join(problems), "check the checkpoint and the log of its server")
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ what a secret is. A text for strangers is :func:`anonymous` as well: without hom
 from __future__ import annotations
 
 import html
+import ipaddress
 import json
 import re
 import threading
@@ -289,8 +290,18 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], _Replacement], ...] = (
 )
 """Forms of secrets: strings of which a text has one, if any, an expression, and what it becomes. Each takes linear time."""
 
-_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(?:/[\w.-]+)?(?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+[^/\\\s:'\",;)\]]+|/root(?=[/\s'\"]|$)"), "~"),
+
+def _address(match: re.Match[str]) -> str:
+    try:
+        address = ipaddress.IPv6Address(match[0].partition("%")[0])
+    except ValueError:
+        return match[0]
+    return match[0] if address.is_loopback or address.is_unspecified else "ADDRESS"
+
+
+_NAMES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(r"(?:/[\w.-]+)?(?:/homes?|/Users|[A-Za-z]:\\+Users)[/\\]+[^/\\\s:'\",;)\]]+|/root(?=[/\s'\"]|$)"), "~"),
+    (re.compile(r"(/(?:users|people|staff|media|scratch|netscratch|u)/)[A-Za-z_][\w.-]*(?=[/\s'\":,;)\]]|$)"), r"\1USER"),
     (re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]+\.[\w.]+\b"), "USER@HOST"),
     (re.compile(r"(?<![\w.-])[\w.-]{1,64}@[\w.-]+(?=:[~/])"), "USER@HOST"),
     (re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE), "MAC"),
@@ -298,11 +309,12 @@ _NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(r"(?<![\w.=-])(?<!version )(?!(?:127(?:\.\d+){3}|0\.0\.0\.0)\b)(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)"),
         "ADDRESS",
     ),
+    (re.compile(r"(?<![\w:.])(?=[0-9a-fA-F]{0,4}:)[0-9a-fA-F:]{2,39}(?:%\w+)?(?![\w:])"), _address),
 )
 
 
 def anonymous(text: str) -> str:
-    """A text without secrets, home directories, mail addresses, and addresses of machines in a network."""
+    """A text without secrets, home directories, names of users below other roots, and addresses of mail and machines."""
     text = masked(text)
     for pattern, replacement in _NAMES:
         text = pattern.sub(replacement, text)

@@ -97,6 +97,8 @@ def test_perturbed_copy_equals_float64_computation(tiny: Path, perturbed: Path, 
     assert result["mean"] > 100 * abs(record["noise"]["mean"])
     shown = kld(tiny, perturbed, "--text", text, *WINDOWS)
     assert f"{result['mean']:.3g}" in shown.output and "control" in shown.output and shown.exit_code == 0
+    limited = kld(tiny, perturbed, "--text", text, *WINDOWS, "--max-mean", result["mean"] / 2)
+    assert limited.exit_code == 1 and f"the mean of {result['mean']:.3g} nats is larger than" in limited.output
 
 
 def test_nan_in_some_or_all_positions(tiny: Path, text: Path, tmp_path: Path) -> None:
