@@ -407,6 +407,10 @@ def test_published_methods_are_measured_at_the_published_concurrency() -> None:
         ("random-128-in-256-out", (1,)),
     ]
     assert published.workloads(configurations.load("glm-5-nvfp4-8x-rtx-pro-6000")) == ()
+    for each in two:  # `bench run` names these options
+        options = {"concurrency": each.workload.concurrency}
+        assert workloads.changed(workloads.load(each.name), **options).sha256 == each.sha256
+        assert workloads.changed(workloads.load(each.name), **options, output_tokens=(7,)).sha256 != each.sha256
 
 
 @pytest.mark.parametrize("name", configurations.names())

@@ -106,6 +106,8 @@ def quick(named: NamedWorkload) -> NamedWorkload:
 def changed(named: NamedWorkload, **changes: Any) -> NamedWorkload:
     """A workload with other values, whose sha256 is that of the file and the changes.
 
+    Other numbers in parallel do not change it: a case is compared with those of the same number.
+
     Raises:
         BadInput: a value is not valid; the message lists every problem.
     """
@@ -113,7 +115,8 @@ def changed(named: NamedWorkload, **changes: Any) -> NamedWorkload:
         return named
     data = {**named.workload.model_dump(), **changes}
     workload = validate(Workload, data, Path(f"workload {named.name}"), f"keys: {', '.join(Workload.model_fields)}")
-    return NamedWorkload(named.name, digest_of([named.sha256, changes]), workload)
+    contents = {key: value for key, value in changes.items() if key != "concurrency"}
+    return NamedWorkload(named.name, digest_of([named.sha256, contents]) if contents else named.sha256, workload)
 
 
 def cases(workload: Workload, seed: int) -> list[Case]:
