@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -103,10 +104,24 @@ def test_switch_of_protocols_is_an_error_at_once(listening: socket.socket) -> No
         ([], 0, "RemoteProtocolError: the connection was closed"),
         ([CHUNKED[:9]], 0, "RemoteProtocolError: the connection was closed"),
         ([HEAD, b"\r\n", *EVENTS], 4, ""),
+        ([HEAD.replace(b"\r\n", b"\n"), b"\n", *EVENTS], 4, ""),
+        ([CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n"), *chunks()], 4, ""),
+        ([HEAD, b"Content-Encoding: gzip\r\n\r\n", *EVENTS], 0, "the answer cannot be decompressed"),
         ([HEAD, b"Content-Length: %d\r\n\r\n" % sum(map(len, EVENTS)), *EVENTS], 4, ""),
         ([HEAD, b"Content-Length: 9999\r\n\r\n", *EVENTS], 4, "RemoteProtocolError: the connection was closed"),
     ],
-    ids=["cut off", "not HTTP", "nothing", "in the head", "until closed", "of a length", "shorter"],
+    ids=[
+        "cut off",
+        "not HTTP",
+        "nothing",
+        "in the head",
+        "until closed",
+        "lines without CR",
+        "chunks with a length",
+        "not gzip",
+        "of a length",
+        "shorter",
+    ],
 )
 def test_ends_of_answers(listening: socket.socket, response: list[bytes], chunks_: int, error: str) -> None:
     sample = sample_of(listening, *response)
@@ -152,7 +167,8 @@ def test_head_without_end_is_an_error_of_the_request(listening: socket.socket) -
 
 def test_answer_without_end_is_an_error(listening: socket.socket) -> None:
     piece = b"10000\r\n" + b":" * 2**16 + b"\r\n"
-    for parts in ((CHUNKED, *[piece] * 24), (HEAD + b"\r\n", *[b":" * 2**16] * 24)):
+    bomb = (HEAD + b"Content-Encoding: gzip\r\n\r\n", gzip.compress(b":" * 2**24))
+    for parts in ((CHUNKED, *[piece] * 24), (HEAD + b"\r\n", *[b":" * 2**16] * 24), bomb):
         assert "more than 1 MiB" in sample_of(listening, *parts, limit_bytes=2**20).error
 
 

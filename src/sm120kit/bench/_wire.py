@@ -14,6 +14,7 @@ import json
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,8 @@ MAX_HEAD_BYTES = 100 << 10
 SO_TIMESTAMPNS = 35
 """asm-generic/socket.h, on 64-bit Linux; Python's ``socket`` does not name it."""
 TIMESPEC = struct.Struct("@ll")
+UNPACKED = ("gzip", "x-gzip", "deflate")
+"""Compressions that are decoded: a proxy may compress although nothing was offered. Limits are of the decoded content."""
 
 
 class StampedSocket(socket.socket):
@@ -95,7 +98,10 @@ class StreamedAnswer(asyncio.Protocol):
         self._limit = limit_bytes
         self._over = asyncio.Event()
         self._parser = httptools.HttpResponseParser(self)
-        self._parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
+        self._parser.set_dangerous_leniencies(
+            lenient_spaces_after_chunk_size=True, lenient_optional_cr_before_lf=True, lenient_chunked_length=True
+        )
+        self._unpack: Callable[[bytes, int], bytes] | None = None
 
     def send(self, transport: asyncio.WriteTransport, request: bytes) -> None:
         """Send the request, whose answer this is."""
@@ -124,7 +130,9 @@ class StreamedAnswer(asyncio.Protocol):
         self._read_at, self._arrived = time.perf_counter(), self.arrived()
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade:
+            self.end("RemoteProtocolError: the server switched to another protocol")
+        except httptools.HttpParserError as error:
             self.end(f"RemoteProtocolError: {error}")
         if self.status is None:
             self._head += len(data)
@@ -138,13 +146,24 @@ class StreamedAnswer(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self.status is None and (status := self._parser.get_status_code()) >= 200:
             self.status = status
+            encoding = self.headers.get("content-encoding", "").lower()
+            if encoding in UNPACKED:
+                self._unpack = zlib.decompressobj(wbits=47).decompress  # gzip or zlib, by its header
+            elif encoding not in ("", "identity") and status == 200:
+                self.end(f"the server compressed the answer as {encoding[:40]!r}, which was not offered")
 
     def on_body(self, body: bytes) -> None:
-        if not self._over.is_set():
-            self.reads.append((self._arrived, body))
-            self._left -= len(body)
-            if self._left < 0:
-                self.end(f"the answer has more than {self._limit >> 20} MiB")
+        if self._over.is_set():
+            return
+        try:
+            read = self._unpack(body, self._left + 1) if self._unpack else body
+        except zlib.error as error:
+            self.end(f"the answer cannot be decompressed: {error}")
+            return
+        self.reads.append((self._arrived, read))
+        self._left -= len(read)
+        if self._left < 0:
+            self.end(f"the answer has more than {self._limit >> 20} MiB")
 
     def on_message_complete(self) -> None:
         if self.status is not None:
