@@ -6,7 +6,10 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from sm120kit.cli.build import time_left
+import pytest
+
+from sm120kit.cli.build import time_left, watcher
+from sm120kit.core.memory import FinishedUnit
 
 
 def _progress(estimates: dict[str, float], finished: dict[str, float], running: int) -> Any:
@@ -42,3 +45,15 @@ def test_a_unit_that_takes_longer_than_its_estimate_slows_the_pace() -> None:
 
 def test_units_that_compile_at_once_share_the_time() -> None:
     assert _minutes(time_left(_progress({"a": 600, "b": 600}, {}, 2), {})) == 10
+
+
+def test_a_compiler_that_was_killed_is_not_counted_as_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    units = [SimpleNamespace(output=f"{name}.o", estimate_seconds=60) for name in "abc"]
+    with watcher() as watch:
+        for codes in ((-9,), (-9, 0)):
+            ended = [FinishedUnit(f"{name}.o", 9.0, 9.0, 2**30, code) for name, code in zip("ab", codes, strict=False)]
+            tested = FinishedUnit("CMakeFiles/tested.o", 1.0, 1.0, 0, 1)  # a test of a compiler, which may fail
+            watch(SimpleNamespace(units=units, finished=[tested, *ended], running=[]))  # type: ignore[arg-type]
+    failed, compiled = capsys.readouterr().err.splitlines()
+    assert "a.o" in failed and "exit code -9" in failed and "compiled" not in failed and "min left" not in failed
+    assert compiled.startswith("compiled 1 of 3, b.o")

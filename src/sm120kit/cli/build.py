@@ -176,24 +176,33 @@ def _copy(wheel: Path, sha256: str, directory: Path) -> Path:
 
 @contextmanager
 def watcher() -> Iterator[Callable[[Progress], None]]:
-    """Print a line for each compiled unit with its cost; on a terminal also show running units, time left and memory."""
-    printed = 0
+    """Print a line for each compiled unit with its cost; on a terminal also show running units, time left and memory.
+
+    After a unit that failed none is started: what is shown is that the running ones end.
+    """
+    printed = compiled = 0
     started: dict[str, float] = {}
     with console.status() as show:
 
         def watch(progress: Progress) -> None:
-            nonlocal printed
+            nonlocal printed, compiled
             now = time.monotonic()
+            units = {unit.output for unit in progress.units}
+            ended = [event for event in progress.finished if event.output in units]
             left = time_left(progress, {unit.output: now - started.setdefault(unit.output, now) for unit in progress.running})
-            for event in progress.finished[printed:]:
+            if any(event.exit_code for event in ended):
+                left = "the build stops when the running compilers end"
+            for event in ended[printed:]:
                 printed += 1
+                compiled += event.exit_code == 0
+                state = f"exit code {event.exit_code}" if event.exit_code else f"compiled {compiled} of {len(units)}"
                 cost = f"{event.seconds:.0f} s, {event.peak_bytes / 2**30:.1f} GiB"
-                console.info(f"compiled {printed} of {len(progress.units)}, {Path(event.output).name}: {cost}; {left}")
+                console.info(f"{state}, {Path(event.output).name}: {cost}; {left}")
             used = sum(resident_bytes(unit.pid) for unit in progress.running) / 2**30
             names = ", ".join(Path(unit.output).name for unit in progress.running)
             memory = f"{used:.1f} GiB used, {available_bytes() / 2**30:.1f} GiB available"
             if names:
-                show(f"compile {printed + 1} of {len(progress.units)}; {left}; {memory}; compiling {names}")
+                show(f"compile {compiled + 1} of {len(units)}; {left}; {memory}; compiling {names}")
 
         yield watch
 

@@ -170,7 +170,7 @@ def applied_tree(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Pl
     with Repository(tree.checkout.repository).index(above) as index:
         after = _applied_by_git(index, foreign, place) or _placed_by_hunks(foreign, tree, above, place)
     if after == above:
-        raise PatchConflict(f"{foreign.file} changes nothing in the source", "choose another --recipe")
+        raise PatchConflict(f"{foreign.file} changes nothing in the source", "leave it out, or choose another recipe")
     return after
 
 
@@ -202,7 +202,7 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
     with Repository(tree.checkout.repository).index(above) as index:
         undo = ("apply", "--cached", "--check", "--reverse", *place.arguments, "-")
         if index.git(*undo, stdin=foreign.diff, check=False).returncode == 0:
-            raise PatchConflict(f"{where} contains {foreign.file} already", "choose another --recipe")
+            raise PatchConflict(f"{where} contains {foreign.file} already", "leave it out, or choose another recipe")
         try:
             files = PatchSet(line + "\n" for line in foreign.diff.decode("latin-1").removesuffix("\n").split("\n"))
             problems = [line for file in files for line in _change(index, file, place)]
@@ -210,7 +210,7 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
             raise PatchConflict(f"{foreign.file}: {error}", _BY_HAND) from error
         if problems:
             message = "\n  ".join([f"{foreign.file} does not apply to {where}:", *problems])
-            raise PatchConflict(message, f"choose another --recipe, or {_BY_HAND}")
+            raise PatchConflict(message, f"choose another recipe, or {_BY_HAND}")
         return index.write_tree()
 
 
