@@ -289,6 +289,11 @@ def test_problem_of_the_table_is_reported(source: str, message: str, engine: Eng
         recipes.load("vllm-7.0")
 
 
+def test_sdist_of_the_first_edition_is_ignored(engine: Engine) -> None:
+    engine.recipe.write_text(f'{engine.plain}\n[source]\ngit = "x"\ncommit = "{"0" * 40}"\nsdist = "{"0" * 64}"\n')
+    assert "sdist" not in recipes.load("vllm-7.0").model_dump()["source"]
+
+
 def test_url_that_runs_a_program_is_refused(engine: Engine) -> None:
     target = engine.pin(engine.fork.commit(MINE), url="ext::sh -c true")
     assert target.source is not None

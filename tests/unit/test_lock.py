@@ -150,6 +150,7 @@ def test_built_in_lock_has_what_is_outside_its_repository(lock: Lock, tmp_path: 
     patched = LockedSource("torch", wheel.version, f"sha256 {wheel.sha256}", "1", "2")
     lock = replace(lock, sources=(*lock.sources, patched))
     assert lockfile.stored(lock, tmp_path / "x.lock.json") == lock
+    assert lockfile.stored(lock, data_root() / "mine/recipes/x.lock.json") == lock, "a repository inside a clone"
     built_in = lockfile.stored(lock, data_root() / "recipes/engines/x.lock.json")
     assert (built_in.patches, built_in.overrides, built_in.rests_on) == ((), (), "k")
     assert [(each.project, each.pinned) for each in built_in.sources] == [

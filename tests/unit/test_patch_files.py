@@ -336,6 +336,21 @@ def test_a_hunk_at_its_line_decides_beside_one_that_is_displaced(patch_dir: Patc
     assert text_at(after, "csrc/mine.cu") == changed(source.replace("b\n", "B\n", 1), 20, "twenty\n")
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (b"+++ /dev/null\n@@ -1,2 +0,0 @@\n-line 1\n-other\n", "it is deleted, but has other content"),
+        (b"+++ b/csrc/launcher.cu\n@@ -5,2 +4,0 @@\n-line 5\n-other\n@@ -9 +7 @@\n-a\n+b\n", "hunk 1 fits no line"),
+    ],
+)
+def test_deletion_of_other_lines_is_refused(
+    change: bytes, problem: str, patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path
+) -> None:
+    (tmp_path / "x.diff").write_bytes(b"--- a/csrc/launcher.cu\n" + change)
+    with pytest.raises(PatchConflict, match=problem):
+        imported(tree, patch_dir.root, tmp_path / "x.diff")
+
+
 def test_mode_is_not_lost_where_context_differs(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "u", {LAUNCHER: changed(KERNEL, 18, "x\n")})
     upstream.commit({LAUNCHER: changed(changed(KERNEL, 18, "x\n"), 20, "twenty\n")}, "x")

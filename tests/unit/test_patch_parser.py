@@ -379,6 +379,15 @@ def test_order_of_hunks_decides(tmp_path: Path) -> None:
         applied(tmp_path / "three", changes_at(2, 7), b"new\n" + BLOCK * 3)
 
 
+def test_hunk_that_git_would_apply_before_the_one_above_it_is_refused(tmp_path: Path) -> None:
+    """Its only place in the order of the hunks is further from its own line than one above the first hunk."""
+    content = BLOCK + b"%d\n" * 5 % (*range(5),) + b"u\nv\nw\n" + b"-\n" * 40 + BLOCK
+    first = b"@@ -5,3 +5,3 @@\n u\n-v\n+V\n w\n"
+    diff = edit_diff("1" * 40, "2" * 40, first + CHANGE % (12, 12))
+    with pytest.raises(PatchConflict, match=r"x: its hunks fit in their order at lines 11, 55, but git"):
+        applied(tmp_path, diff, content)
+
+
 def test_exact_hunk_limits_the_places_of_others(tmp_path: Path) -> None:
     content = BLOCK + BLOCK.replace(b"start", b"start\nnew")
     result = patched(tmp_path, changes_at(2, 7), content)

@@ -376,6 +376,14 @@ def test_upgrade_is_reported(own: Path, built_in: PatchDirectory, tmp_path: Path
     assert files(own) == before
 
 
+def test_check_names_files_that_are_no_longer_read(own: Path) -> None:
+    assert "no longer read" not in sm120kit("recipe", "check", RECIPE).output
+    (own / "recipes/models").mkdir()
+    (own / "recipes/models/mine.toml").write_text("edition = 1\n")
+    result = sm120kit("recipe", "check", RECIPE)
+    assert result.exit_code == 0 and "recipes/models is no longer read" in result.output
+
+
 @pytest.mark.parametrize(("kind", "folder"), [("engines", "recipes"), ("configurations", "configurations")])
 def test_file_where_only_the_built_in_ones_are(own: Path, kind: str, folder: str) -> None:
     """It would be ignored without a word."""

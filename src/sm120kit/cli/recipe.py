@@ -47,6 +47,9 @@ def check(
     All problems of a file are reported at once. Of recipes that a repository of `sm120kit init` has or has locked, also prints
     the patches that were added, changed or removed since, such as by an upgrade of sm120kit.
     """
+    own = user_repository()
+    if own and next((own / "recipes/models").glob("*.toml"), None):
+        console.warn(f"{own}/recipes/models is no longer read: `sm120kit plan` computes with a model's config.json")
     for name in names or recipes.names():
         file, recipe = recipes.load_with_path(name)
         console.data(f"ok {recipe.name}")

@@ -153,9 +153,10 @@ def export_edits(directory: Path, source: EditedSource, root: Path, key: bytes, 
         if record is None or result is None or result.returncode != 0:
             reason = f": {result.stderr.strip().splitlines()[0]}" if result and result.stderr.strip() else ""
             raise Mismatch(
-                f"{directory} was not made by `sm120kit patch edit` with this state directory{reason}",
-                "start with `sm120kit patch edit RECIPE --into DIR`, or name the state directory it was made with: --state;"
-                " from somebody else's repository: git format-patch, then sm120kit patch import FILE",
+                f"{directory} was not made by this version's `sm120kit patch edit` with this state directory{reason}",
+                "name the state directory that it was made with: --state; or start with `sm120kit patch edit RECIPE --into NEW`"
+                f" and pick its commits: in NEW, git fetch {edited} HEAD && git cherry-pick COMMIT; from somebody else's"
+                " repository: git format-patch, then sm120kit patch import FILE",
             )
         repository.git("symbolic-ref", "HEAD", SERIES)
         commits = repository.git("rev-list", "--reverse", f"{BASE}..{SERIES}").stdout.split()

@@ -89,7 +89,7 @@ def fit_with_fuzz(hunk: Hunk, lines: Sequence[bytes]) -> Fit:
         at_begin = tail > fuzz and hunk.old[0] != hunk.new[0]
         at_end = head > fuzz and hunk.old[-1] != hunk.new[-1]
         fits = [at + 1 for at in starts if (at == 0 or not at_begin) and (at == last_start or not at_end)]
-        if fits or _occurrences(hunk.new, lines):
+        if fits or (hunk.new and _occurrences(hunk.new, lines)):
             return cut, fits
     return hunk, []
 

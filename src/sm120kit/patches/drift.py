@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from sm120kit.core.errors import BadInput, Mismatch
 from sm120kit.core.process import Completed
-from sm120kit.patches._locate import Fit, line_of, places
+from sm120kit.patches._locate import Fit, changed, line_of, places
 from sm120kit.patches.diff import FILE_MODES, FileChange, blob_id
 from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import PatchState, PatchStatus, TreeProject, owner_of, projects_in_tree
@@ -125,9 +125,13 @@ def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[Pat
         problems += [f"  {error}" for error in _ERROR.findall(check.stderr)] or ([] if problems else [check.stderr.strip()])
     if problems:
         return PatchState.CONFLICTS, "\n".join(problems)
+    before = index.write_tree() if moved else ""
     result = git_apply(index, patch, project)
     if result.returncode != 0:
         raise BadInput(f"{patch.name}: git rejects it\n{result.stderr.strip()}")
+    if misplaced := [line for file in placed for line in _misplaced(index, file, project)] if moved else []:
+        index.git("read-tree", before)
+        return PatchState.CONFLICTS, "\n".join(misplaced)
     return PatchState.APPLIES, "; ".join(line for file in placed for line in _offsets(file))
 
 
@@ -140,10 +144,10 @@ def git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str
 
 @dataclass(frozen=True)
 class _PlacedFile:
-    """A file that a patch changes, the blob id that it has in a tree, and where each hunk fits there."""
+    """A file that a patch changes, the content that it has in a tree, and where each hunk fits there."""
 
     change: FileChange
-    blob: str
+    content: bytes
     hunks: tuple[Fit, ...]
 
 
@@ -151,9 +155,19 @@ def _place(index: GitIndex, patch: Patch, change: FileChange, project: TreeProje
     read = index.git("cat-file", "blob", f":0:{project.prefix}{change.path}", check=False)
     hunks = [hunk for hunk in patch.hunks if hunk.path == change.path]
     if read.returncode != 0 or not change.old.strip("0"):
-        return _PlacedFile(change, "", ())  # git compares the two sides of a file that is created
-    blob = blob_id(read.raw)
-    return _PlacedFile(change, blob, tuple(places(hunks, read.raw, blob == change.old)))
+        return _PlacedFile(change, b"", ())  # git compares the two sides of a file that is created
+    return _PlacedFile(change, read.raw, tuple(places(hunks, read.raw, blob_id(read.raw) == change.old)))
+
+
+def _misplaced(index: GitIndex, file: _PlacedFile, project: TreeProject) -> Iterator[str]:
+    """A line for a file in which git applied a hunk elsewhere: it takes the nearest place, out of order as well."""
+    path = file.change.path
+    if file.hunks and (index.read(project.prefix + path) or b"") != changed(file.hunks, file.content):
+        lines = ", ".join(str(start) for _, (start,) in file.hunks)
+        yield (
+            f"  {path}: its hunks fit in their order at lines {lines}, but git would apply one nearer to its own line."
+            " Make its diff for this version in a directory of `sm120kit patch edit`"
+        )
 
 
 def _problems(file: _PlacedFile, patch: Patch, project: TreeProject) -> Iterator[str]:
@@ -171,9 +185,10 @@ def _problems(file: _PlacedFile, patch: Patch, project: TreeProject) -> Iterator
             )
         )
     if unfit:
-        own = file.blob == file.change.old
+        blob = blob_id(file.content)
+        own = blob == file.change.old
         found = ", which is that of the tree: its hunks or its index line are corrupt"
-        other = f"; {project.project} {project.version} has blob {file.blob[:12]}"
+        other = f"; {project.project} {project.version} has blob {blob[:12]}"
         made_for = f"  {file.change.path}: the patch was made for the version with blob {file.change.old[:12]}"
         yield f"{made_for}{found if own else other}"
 

@@ -231,6 +231,8 @@ def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
         yield f"{path}: there is no such file, or it is no plain file"
     elif file.is_removed_file and before == b"".join(hunks[0].old):
         index.remove(full)
+    elif file.is_removed_file:
+        yield f"{path}: it is deleted, but has other content"
     else:
         blob = _INDEX.search(header)
         found = places(hunks, before, blob_id(before).startswith(blob[1]) if blob else None, fit_with_fuzz)

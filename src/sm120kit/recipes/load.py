@@ -40,6 +40,8 @@ def read(path: Path) -> Recipe:
     for group in data["groups"].values() if isinstance(data.get("groups"), dict) else ():
         for key in ("samples", "expect_sample_kernels") if isinstance(group, dict) else ():
             group.pop(key, None)  # of the first edition: units that were compiled and not packed
+    if isinstance(data.get("source"), dict) and "commit" in data["source"]:
+        data["source"].pop("sdist", None)  # of the first edition: of a repository without a tag of the release
     engine = str(data.get("engine", FLASHINFER_KEY))
     if engine not in known_engines():
         raise BadInput(f"{path}: engine: {engine!r} is none of {', '.join(known_engines())}", hint)

@@ -68,7 +68,7 @@ def stored(lock: Lock, path: Path) -> Lock:
 
     Those are patches, headers and the lockfile of the kernels, and what follows from them and the locked wheels.
     """
-    if not Path(os.path.realpath(path)).is_relative_to(data_root()):
+    if not Path(os.path.realpath(path)).is_relative_to(data_root() / "recipes"):
         return lock
     wheels = {f"sha256 {wheel.sha256}" for closure in lock.closures for wheel in closure.wheels}
     pinned = (source for source in lock.sources if source.pinned not in wheels)
