@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -34,8 +35,9 @@ from sm120kit.core.atomic_writes import write_atomic, write_together
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import AlreadyExists, BadInput, NotTrusted, RequirementMissing, Sm120kitError, SystemRefused
 from sm120kit.patches.patch_records import PatchedTree
-from sm120kit.recipes import configurations, lockfile, new_repository
+from sm120kit.recipes import architectures, configurations, lockfile, new_repository
 from sm120kit.recipes.recipe_records import Lock, LockedFile, LockedSource
+from sm120kit.serving import fit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -382,6 +384,17 @@ def test_check_names_files_that_are_no_longer_read(own: Path) -> None:
     (own / "recipes/models/mine.toml").write_text("edition = 1\n")
     result = sm120kit("recipe", "check", RECIPE)
     assert result.exit_code == 0 and "recipes/models is no longer read" in result.output
+
+
+@pytest.mark.parametrize("content", ["{}", "x", "[1]", '{"config": 3}'])
+def test_recorded_checkpoint_of_another_form_is_refused(content: str, own: Path) -> None:
+    file = own / "recipes/checkpoints/Qwen--Qwen3.8-27B-FP8.json"
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.raises(BadInput, match=re.escape(str(file))):
+        architectures.of_checkpoint("Qwen/Qwen3.8-27B-FP8")
+    with pytest.raises(BadInput, match=re.escape(str(file))):
+        fit.recorded_model("Qwen/Qwen3.8-27B-FP8")
 
 
 @pytest.mark.parametrize(("kind", "folder"), [("engines", "recipes"), ("configurations", "configurations")])

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from sm120kit.core import data_roots
-from sm120kit.core.outside import parse_json
+from sm120kit.core.errors import BadInput
+from sm120kit.core.outside import parse_json, read_found
 from sm120kit.recipes.load import read_entries
 from sm120kit.recipes.schema import Strict
 
@@ -115,6 +116,28 @@ def recorded_config(repository: str) -> Path:
     return data_roots.find("checkpoints", f"{repository.replace('/', '--')}.json")
 
 
+def recorded(repository: str) -> dict[str, Any] | None:
+    """The recorded ``config.json`` of a checkpoint; None without one.
+
+    Raises:
+        BadInput: the file, which may be a user's, is not of that form.
+    """
+    path = recorded_config(repository)
+    if not path.exists():
+        return None
+    try:
+        content = parse_json(read_found(path))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}", _FORM) from error
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise BadInput(f"{path}: there is no object config", _FORM)
+    config: dict[str, Any] = content["config"]
+    return config
+
+
+_FORM = 'its form is {"repository": "OWNER/NAME", "source": "...", "config": {...}}, the last the content of config.json'
+
+
 def weights_of(repository: str) -> Weights | None:
     """The weights of a checkpoint; None if they are not recorded.
 
@@ -126,10 +149,10 @@ def weights_of(repository: str) -> Weights | None:
 
 def of_checkpoint(repository: str) -> tuple[Architecture, Weights] | None:
     """Architecture and weights of a checkpoint; None if one of them is not recorded, or no such architecture."""
-    weights, path = weights_of(repository), recorded_config(repository)
-    if weights is None or not path.is_file():
+    weights, config = weights_of(repository), recorded(repository)
+    if weights is None or config is None:
         return None
-    architecture = architecture_of(language_model(parse_json(path.read_bytes())["config"]), with_mtp=True)
+    architecture = architecture_of(language_model(config), with_mtp=True)
     return (architecture, weights) if architecture else None
 
 

@@ -8,12 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
-from sm120kit.core.outside import number, parse_json
+from sm120kit.core.outside import number
 from sm120kit.engines import parser
-from sm120kit.images.backends import model_path
 from sm120kit.images.image_records import VerifiedImage
 from sm120kit.recipes import configurations
-from sm120kit.recipes.architectures import recorded_config, weights_of
+from sm120kit.recipes.architectures import recorded, weights_of
 from sm120kit.recipes.configurations import Configuration, Hardware, Speculation
 from sm120kit.serving import _kv_pools
 from sm120kit.serving.checkpoint import Checkpoint, described
@@ -231,9 +230,7 @@ def recorded_model(repository: str, gigabytes: float = 0) -> Checkpoint | None:
     stated = (each.model for each in configurations.readable() if each.model.repository == repository)
     weights = weights_of(repository)
     size = gigabytes or next((model.gigabytes for model in stated if model.gigabytes), weights.gigabytes if weights else 0)
-    path = recorded_config(repository)
-    config = parse_json(path.read_bytes())["config"] if path.is_file() else {}
-    return described(config, f"{repository}, as recorded", int(size * 1e9)) if size else None
+    return described(recorded(repository) or {}, f"{repository}, as recorded", int(size * 1e9)) if size else None
 
 
 def planned(configuration: Configuration) -> Fit | None:
@@ -256,8 +253,7 @@ def require_architecture(configuration: Configuration, model: Checkpoint) -> Non
     Raises:
         NotFound: the model has another one.
     """
-    recorded = model_path(configuration)
-    expected = parse_json(recorded.read_bytes())["config"].get("architectures") if recorded.is_file() else None
+    expected = (recorded(configuration.model.repository) or {}).get("architectures")
     if expected and model.architectures and model.architectures != tuple(expected):
         raise NotFound(
             f"{model.source} is a {', '.join(model.architectures)[:200]}; {configuration.name} is for "
