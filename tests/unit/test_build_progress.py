@@ -1,4 +1,4 @@
-"""The time left of a build, which goes down while a long unit compiles."""
+"""What a build prints: the time left, which goes down while a long unit compiles, units that failed, sizes of wheels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from sm120kit.cli.build import time_left, watcher
+from sm120kit.cli.build_output import with_size
 from sm120kit.core.memory import FinishedUnit
+from sm120kit.sources.source_records import LockedWheel
 
 
 def _progress(estimates: dict[str, float], finished: dict[str, float], running: int) -> Any:
@@ -57,3 +59,10 @@ def test_a_compiler_that_was_killed_is_not_counted_as_compiled(capsys: pytest.Ca
     failed, compiled = capsys.readouterr().err.splitlines()
     assert "a.o" in failed and "exit code -9" in failed and "compiled" not in failed and "min left" not in failed
     assert compiled.startswith("compiled 1 of 3, b.o")
+
+
+def test_sizes_of_wheels_that_no_index_stated_are_unknown_not_zero() -> None:
+    first, second = (LockedWheel(name, "1", f"{name}-1-py3-none-any.whl", name) for name in ("a", "b"))
+    assert with_size((first, second), {}) == "2 wheels, 2 of unknown size"
+    assert with_size((first, second), {first: 10**9}) == "2 wheels, 1.00 GB, 1 of unknown size"
+    assert with_size((), {}) == "0 wheels, 0.00 GB"

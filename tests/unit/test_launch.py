@@ -449,6 +449,12 @@ def test_print_docker_command(options: list[str]) -> None:
     assert CliRunner().invoke(app, ["serve", FOUR, *options]).exit_code == 2, "nothing can be started on a recorded host"
 
 
+def test_without_tensors_it_is_unknown_whether_some_are_of_mtp(options: list[str]) -> None:
+    result = CliRunner().invoke(app, ["serve", FOUR, *options[2:], "--offline", "--print"])
+    assert result.exit_code == 0, result.output
+    assert "by its sizes in recipes/" in result.stderr and "whether it has MTP tensors is unknown" in result.stderr
+
+
 def test_print_for_an_image_in_the_state_directory(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No daemon is needed, and the command that loads the image is printed."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")

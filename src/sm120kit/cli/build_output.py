@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from sm120kit.images import checks, delivery
 from sm120kit.recipes import EngineRecipe, configurations
 from sm120kit.sources import known_sizes
 from sm120kit.sources.run_options import Options
+from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels.build_records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
 from sm120kit.wheels.compile import DISK_PER_UNIT
 from sm120kit.wheels.image_wheels import EngineBuild
@@ -68,6 +69,14 @@ def _show_units(modules: Sequence[Module], *, full_path: bool = False) -> None:
     )
 
 
+def with_size(wheels: Sequence[LockedWheel], sizes: Mapping[LockedWheel, int]) -> str:
+    """How many wheels, their size in GB, and of how many it is not in ``sizes`` (bytes)."""
+    known = [sizes[wheel] for wheel in wheels if wheel in sizes]
+    unknown = f"{len(wheels) - len(known)} of unknown size" if len(known) < len(wheels) else ""
+    size = f"{sum(known) / 1e9:.2f} GB" if known or not wheels else ""
+    return ", ".join(filter(None, (f"{len(wheels)} wheels", size, unknown)))
+
+
 def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     """The wheels of the image in numbers, the patches, and the reason for each upstream part; the lockfile has the rest."""
     recipe, closure, plan = build.recipe, build.closure, build.flashinfer.plan
@@ -77,12 +86,7 @@ def _show_engine_plan(build: EngineBuild, options: Options) -> None:
     workspace = options.workspace
     sizes = known_sizes(closure.wheels, workspace)
     absent = [wheel for wheel in closure.wheels if not (workspace.downloads / wheel.sha256 / wheel.filename).is_file()]
-    unknown = len(closure.wheels) - len(sizes)
-    console.data(
-        f"{len(closure.wheels)} wheels, {sum(sizes.values()) / 1e9:.2f} GB; to fetch: {len(absent)}, "
-        f"{sum(sizes.get(wheel, 0) for wheel in absent) / 1e9:.2f} GB"
-        + (f"; the size of {unknown} is unknown\n" if unknown else "\n")
-    )
+    console.data(f"{with_size(closure.wheels, sizes)}; to fetch: {with_size(absent, sizes)}\n")
     console.table(("built here", "reason"), ((part.what, part.reason) for part in recipe.built))
     console.table(("upstream wheel", "reason"), ((part.what, part.reason) for part in recipe.upstream))
     console.table(

@@ -468,7 +468,8 @@ def _show(prepared: PreparedLaunch) -> None:
     vectors = f", {' and '.join(map(str, facts.vector_sizes))} elements per scale" if facts.vector_sizes else ""
     names = ", ".join(facts.architectures) or "unknown architecture"
     console.info(f"model    {names}, {facts.quantization}{vectors}; {facts.weight_bytes / 1e9:.1f} GB")
-    console.info(f"         {len(facts.mtp) or 'no'} MTP tensors")
+    mtp = f"{len(facts.mtp) or 'no'} MTP tensors" if facts.tensors else "whether it has MTP tensors is unknown"
+    console.info(f"         {mtp}")
     console.info(f"         the configuration is for {expected.repository}, {expected.quantization}")
     if facts.claimed_vector_size and facts.vector_sizes and facts.claimed_vector_size not in facts.vector_sizes:
         console.info(f"         config.json claims {facts.claimed_vector_size} elements per scale, unlike the tensors")

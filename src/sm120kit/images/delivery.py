@@ -68,7 +68,7 @@ def prepare(base: str, recipe: recipes.Recipe, closure: Closure, options: Option
             f"{recipe.name} compiles kernels of b12x in its image, which is not done in an emulator on {platform.machine()}",
             f"build it on a machine for {closure.machine}",
         )
-    require_disk(workspace.root, missing_bytes(base, closure, options), f"everything that the image of {recipe.name} needs")
+    require_disk(workspace.root, missing_bytes(base, closure, options), f"building the image of {recipe.name}")
     if foreign:
         cross_tools(closure.machine, options)
     LocalImages(workspace).require_runtime(_base.debian_image(base, closure.machine, options)[1].partition("@")[2])
