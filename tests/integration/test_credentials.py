@@ -268,7 +268,7 @@ def test_other_commands_that_take_a_url(sm120kit: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("bench",), ("pull", "name"), ("build", "x", "--jobs"), ("bench", "run", "CONFIG", "--seed")]
+    "words", [("bench",), ("pull", "name"), ("build", "x", "--jobs"), ("bench", "run", "CONFIG", "--restarts")]
 )
 def test_usage_errors(words: tuple[str, ...]) -> None:
     """The library that parses arguments prints these by itself."""

@@ -16,10 +16,6 @@ from sm120kit.engines import Engine
 
 SOURCE = Path(sm120kit.__file__).parent
 OWN = {SOURCE / "engines" / f"{engine.name}.py" for engine in engines.all_engines()}
-NOT_OF_ENGINES = {
-    "core/secrets.py": "directories in paths that are no user names",
-}
-"""Files in which an engine's name means something else."""
 CLASS = re.compile(r"(Engine|Target|Recipe)")
 
 
@@ -38,8 +34,7 @@ def test_no_module_compares_with_the_name_of_an_engine() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     }
-    assert {place for place in found if place.partition(":")[0] not in NOT_OF_ENGINES} == set()
-    assert {place.partition(":")[0] for place in found} == {*NOT_OF_ENGINES}, "remove what no longer has one"
+    assert found == set()
 
 
 def test_no_module_switches_on_the_class_of_a_recipe_or_target() -> None:
