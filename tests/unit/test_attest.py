@@ -22,6 +22,7 @@ from sm120kit.core.errors import BadInput, NotAttested, RequirementMissing
 from sm120kit.images import attestation
 from sm120kit.images.attestation import _signature
 from sm120kit.images.attestation._base_packages import BasePackage
+from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin, of_debian_package, of_wheel
 from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.sources.source_records import LockedWheel
 
@@ -141,12 +142,54 @@ def test_sbom_wheel_has_a_purl_with_file_name(tmp_path: Path) -> None:
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "1" * 64}] and "pedigree" not in torch
 
 
-def test_sbom_lists_the_debian_packages_of_the_base(tmp_path: Path) -> None:
-    package = BasePackage("dash", "1", "amd64", "debian-12", "3" * 64)
-    attestation.write(ENTRY, CONTEXT, tmp_path, None, [package])
+METADATA = "Metadata-Version: 2.4\nName: x\nVersion: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "origin"),
+    [
+        ("License-Expression: MIT OR Apache-2.0\nAuthor: A", PackageOrigin("MIT OR Apache-2.0", (), "A")),
+        ("License: Apache 2.0\nAuthor-email: Team X <x@example.org>", PackageOrigin("", ("Apache 2.0",), "Team X")),
+        (f"License: {'long ' * 30}\nMaintainer: M\nAuthor: A", PackageOrigin("", (), "M")),
+        (
+            "License: BSD\nClassifier: License :: OSI Approved :: BSD License\nClassifier: License :: OSI Approved",
+            PackageOrigin("", ("BSD License",), ""),
+        ),
+        ("License: UNKNOWN\nAuthor: UNKNOWN\nAuthor-email: x@example.org", PackageOrigin("", (), "x@example.org")),
+        ("Summary: s", UNKNOWN),
+    ],
+)
+def test_origin_of_a_wheel_is_what_its_metadata_states(fields: str, origin: PackageOrigin) -> None:
+    assert of_wheel(f"{METADATA}{fields}\n\nLicense: in the description") == origin
+
+
+def test_origin_of_a_debian_package_is_in_its_copyright_file() -> None:
+    readable = "Format: https://x\n\nFiles: *\nLicense: GPL-2+\n text\n\nFiles: a\nLicense: MIT\n\nLicense: MIT\n text\n"
+    assert of_debian_package("D", readable) == PackageOrigin("", ("GPL-2+", "MIT"), "D")
+    prose = "It is under the GPL, see `/usr/share/common-licenses/GPL-3', and /usr/share/common-licenses/LGPL-2.1."
+    assert of_debian_package("", prose) == PackageOrigin("", ("GPL-3", "LGPL-2.1"), "")
+    assert of_debian_package("", "") == UNKNOWN
+
+
+def test_sbom_has_licences_and_suppliers(tmp_path: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    wheels = [*CONTEXT.locked, *(built.wheel for built in CONTEXT.ours)]
+    package = BasePackage("dash", "1", "amd64", "debian-12", "3" * 64, PackageOrigin("", ("GPL-2+", "MIT"), "Debian"))
+    stated = {
+        wheels[0].filename: PackageOrigin("MIT OR Apache-2.0", (), "A"),
+        wheels[-1].filename: PackageOrigin("no SPDX", (), ""),
+    }
+    attestation.write(ENTRY, CONTEXT, tmp_path, None, [package], stated)
     (path,) = tmp_path.glob("*.cdx.json")
     bill = json.loads(path.read_text())
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(path.read_text()) is None
+    first = component(bill, wheels[0].name)
+    assert first["licenses"] == [{"expression": "MIT OR Apache-2.0"}] and first["supplier"] == {"name": "A"}
+    assert component(bill, wheels[-1].name)["licenses"] == [{"license": {"name": "no SPDX"}}]
     (dash,) = next(part for part in bill["components"] if part["bom-ref"] == "base")["components"]
+    assert sorted(str(each["license"]) for each in dash["licenses"]) == ["{'id': 'MIT'}", "{'name': 'GPL-2+'}"]
     assert dash["purl"] == "pkg:deb/debian/dash@1?arch=amd64&distro=debian-12"
     assert dash["hashes"] == [{"alg": "SHA-256", "content": "3" * 64}]
 

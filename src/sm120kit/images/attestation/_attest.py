@@ -9,9 +9,10 @@ single signature covers the entire entry of the index.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
@@ -19,6 +20,7 @@ from sm120kit.core.errors import NotAttested, RequirementMissing
 from sm120kit.core.outside import parse_json, read_input
 from sm120kit.images.attestation import _signature, _signer_identity
 from sm120kit.images.attestation._base_packages import BasePackage
+from sm120kit.images.attestation._origins import PackageOrigin
 from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.build_records import Artifact
 
@@ -52,10 +54,11 @@ def write(
     directory: Path,
     signer: Signer | None,
     packages: Sequence[BasePackage] = (),
+    wheels: Mapping[str, PackageOrigin] = MappingProxyType({}),
 ) -> Attestation:
     """Write SBOM and statement of ``entry`` into ``directory``, named by its digest, and return their record for the index.
 
-    ``packages`` are those of the base.
+    ``packages`` are those of the base, ``wheels`` what the wheels state by the names of their files.
 
     Raises:
         RequirementMissing: the SBOM library is not installed.
@@ -66,7 +69,7 @@ def write(
     except ModuleNotFoundError as error:
         raise RequirementMissing("cyclonedx-python-lib is not installed", "pip install 'sm120kit[docker]'") from error
     name = entry.digest.replace(":", "-")
-    bill = _sbom.document(context, entry.verified.image, entry.digest, packages)
+    bill = _sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
     record = _artifact(f"{name}.cdx.json", bill)
     statement = _provenance.statement(context, entry, record.sha256)
     if signer:

@@ -1,10 +1,13 @@
-"""Debian packages of the base of an image, from dpkg's list in it."""
+"""Debian packages of the base of an image, from dpkg's list and the copyright files in it."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
+from sm120kit.core.errors import NotTrusted
 from sm120kit.core.workspace import Workspace
+from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin, Read, of_debian_package
 from sm120kit.images.image_records import Image
 from sm120kit.images.local_images import LocalImages
 from sm120kit.recipes import bases
@@ -19,6 +22,7 @@ class BasePackage:
     architecture: str
     system: str
     sha256: str = ""
+    origin: PackageOrigin = UNKNOWN
 
 
 def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[BasePackage, ...]:
@@ -29,13 +33,8 @@ def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[B
     base = store.inspect(image.labels.get("org.opencontainers.image.base.digest", ""))
     if base is None:
         return ()
-    with workspace.scratch() as directory:
-        if not store.fetch(base.id, "/var/lib/dpkg/status", directory):
-            return ()
-        status = (directory / "status").read_text(errors="replace")
-        described = ""
-        if store.fetch(base.id, "/usr/lib/os-release", directory):
-            described = (directory / "os-release").read_text(errors="replace")
+    read = reader(base, store, workspace)
+    status, described = map(read, ("/var/lib/dpkg/status", "/usr/lib/os-release"))
     settings = dict(line.split("=", 1) for line in described.splitlines() if "=" in line)
     system = "-".join(settings[key].strip("\"'") for key in ("ID", "VERSION_ID") if key in settings)
     name = image.labels.get("org.opencontainers.image.base.name", "")
@@ -46,5 +45,18 @@ def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[B
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if line[:1].isalpha() and ": " in line)
         key = fields.get("Package", ""), fields.get("Version", ""), fields.get("Architecture", "")
         if fields.get("Status", "").endswith(" installed"):
-            packages.append(BasePackage(*key, system, files.get(key, "")))
+            origin = of_debian_package(fields.get("Maintainer", ""), read(f"/usr/share/doc/{key[0]}/copyright"))
+            packages.append(BasePackage(*key, system, files.get(key, ""), origin))
     return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
+
+
+def reader(image: Image, store: LocalImages, workspace: Workspace) -> Read:
+    """Reads texts of an image. A link is not followed: what it leads to may be outside."""
+
+    def read(path: str) -> str:
+        with workspace.scratch() as directory, suppress(NotTrusted):
+            if store.fetch(image.id, path, directory):
+                return (directory / path.rpartition("/")[2]).read_text(errors="replace")
+        return ""
+
+    return read

@@ -10,13 +10,17 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cyclonedx.model import AttachedText, Encoding, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType, Diff, Patch, PatchClassification, Pedigree
+from cyclonedx.model.contact import OrganizationalEntity
+from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.spdx import is_expression, is_supported_id
 from packageurl import PackageURL
 
 from sm120kit import __version__
@@ -24,6 +28,7 @@ from sm120kit.core.data_roots import data_root, top_root
 from sm120kit.core.digests import digest_of
 from sm120kit.core.record_files import record_json
 from sm120kit.images.attestation._base_packages import BasePackage
+from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.sources.source_records import LockedWheel
 
@@ -36,11 +41,13 @@ def document(
     image: Image,
     digest: str,
     packages: Sequence[BasePackage] = (),
+    wheels: Mapping[str, PackageOrigin] = MappingProxyType({}),
 ) -> bytes:
     """The SBOM of the image with manifest ``digest``, as JSON.
 
     It lists each installed wheel with its sha256; each patched wheel with the pinned source as ancestor and the patches on it,
-    and the projects inside that source with their patches; and the base by digest, with its Debian packages.
+    and the projects inside that source with their patches; and the base by digest, with its Debian packages. Each
+    has the licences and the supplier that it states; ``wheels`` are those of wheels, by the names of their files.
     """
     purl = image_purl(context.reference.partition(":")[0].rpartition("/")[2], digest)
 
@@ -54,6 +61,9 @@ def document(
         properties=_properties({"content": image.content, "platform": image.platform, "context": context.digest}),
     )
     parts = [_base(context, packages), *map(_wheel, context.locked), *map(_ours, context.ours)]
+    installed = (*context.locked, *(built.wheel for built in context.ours))
+    for part, wheel in zip(parts[1:], installed, strict=True):
+        _state_origin(part, wheels.get(wheel.filename, UNKNOWN))
     bom = Bom(components=parts, metadata=BomMetaData(component=root, tools=ToolRepository(components=[tool])))
     bom.register_dependency(root, parts)
     written: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
@@ -76,7 +86,22 @@ def _base(context: ImageContext, packages: Sequence[BasePackage]) -> Component:
 
 
 def _package(package: BasePackage) -> Component:
-    return _library(package.name, package.version, package_purl(package), package.sha256)
+    part = _library(package.name, package.version, package_purl(package), package.sha256)
+    _state_origin(part, package.origin)
+    return part
+
+
+def _state_origin(part: Component, origin: PackageOrigin) -> None:
+    """Give a component its licences and its supplier."""
+    if origin.expression and is_expression(origin.expression):
+        part.licenses.add(LicenseExpression(origin.expression))
+    else:
+        names = filter(None, (origin.expression, *origin.licenses))
+        part.licenses.update(
+            DisjunctiveLicense(id=name) if is_supported_id(name) else DisjunctiveLicense(name=name) for name in names
+        )
+    if origin.supplier:
+        part.supplier = OrganizationalEntity(name=origin.supplier)
 
 
 def _wheel(wheel: LockedWheel) -> Component:
