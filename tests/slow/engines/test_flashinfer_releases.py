@@ -22,9 +22,13 @@ GENERATOR = re.compile(r"def gen_gemm_sm120_module_cutlass_mxfp8\(.*?for cta_m, 
 
 
 def releases() -> list[ListedFile]:
-    """The sdists of 0.6.9 to 0.6.18, with their post-releases."""
-    sdists = (file for file in Releases(DEFAULT).files("flashinfer-python") if file.filename.endswith(".tar.gz"))
-    return [file for file in sdists if Version("0.6.9") <= Version(file.version) < Version("0.6.19")]
+    """The sdists of 0.6.9 to 0.6.18, with their post-releases.
+
+    Release candidates are left out: 0.6.11rc1 is in neither ``<0.6.11`` nor ``>=0.6.11``.
+    """
+    sdists = [file for file in Releases(DEFAULT).files("flashinfer-python") if file.filename.endswith(".tar.gz")]
+    final = [file for file in sdists if not Version(file.version).is_prerelease]
+    return [file for file in final if Version("0.6.9") <= Version(file.version) < Version("0.6.19")]
 
 
 def test_series_applies_to_releases_and_leaves_out_tiles() -> None:
