@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sm120kit.wheels._cuda_home import relink_programs
+from sm120kit.wheels._cuda_home import relink_libraries, relink_programs
 
 
 def toolkit(root: Path) -> Path:
@@ -34,3 +34,15 @@ def test_link_instead_of_bin_directory_is_replaced(tmp_path: Path) -> None:
     for name in ("nvcc", "ptxas", "cudafe++"):
         assert not (programs / name).is_symlink()
         assert (programs / name).read_text() == name
+
+
+def test_libraries_are_those_of_the_present_toolkit(tmp_path: Path) -> None:
+    """Another environment may have made the work directory, and be gone: every unit would be compiled, and no module linked."""
+    new, other = tmp_path / "new", tmp_path / "other"
+    for directory in (new, other):
+        directory.mkdir()
+        (directory / "libcudart.so.13").touch()
+    for name in ("libcudart.so", "libcudart.so.13"):
+        (tmp_path / name).symlink_to(tmp_path / "removed" / "libcudart.so.13")
+    relink_libraries(tmp_path, (new, other))
+    assert {(tmp_path / name).readlink() for name in ("libcudart.so", "libcudart.so.13")} == {new / "libcudart.so.13"}

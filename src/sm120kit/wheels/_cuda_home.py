@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from sm120kit.core import process
@@ -57,13 +58,7 @@ def link_toolchain(cuda: Path, toolchain: Toolchain) -> Path:
     _front_end(cuda / "bin" / "cudafe++", home / "bin" / "cudafe++", host_compiler()[0])
     relink(cuda / "bin" / HOST_COMPILER, Path(toolchain.host_compiler))
     libraries = cuda / "lib64"
-    libraries.mkdir(parents=True, exist_ok=True)
-    for source in (toolchain.libraries,) if toolchain.libraries else (home / "lib64", home / "lib"):
-        for file in source.glob("lib*"):
-            plain = re.sub(r"\.so\..*$", ".so", file.name)
-            for name in {file.name, plain}:
-                if not (libraries / name).is_symlink():
-                    relink(libraries / name, file)
+    relink_libraries(libraries, (toolchain.libraries,) if toolchain.libraries else (home / "lib64", home / "lib"))
     stub = libraries / "stubs" / "libcuda.so"
     if not stub.is_file():
         write_atomic(stub, link_stub((home / "include" / "cuda.h").read_text(), toolchain.machine))
@@ -89,6 +84,20 @@ def relink_programs(directory: Path, programs: Path) -> None:
     for program in programs.iterdir():
         if program.name != "cudafe++":
             relink(directory / program.name, program)
+
+
+def relink_libraries(directory: Path, sources: Iterable[Path]) -> None:
+    """Link the libraries of ``sources``, of equal names the first, into ``directory``, and without versions too.
+
+    A link to a toolkit that was moved or removed since is replaced.
+    """
+    wanted: dict[str, Path] = {}
+    for source in sources:
+        for file in sorted(source.glob("lib*")):
+            for name in (file.name, re.sub(r"\.so\..*$", ".so", file.name)):
+                wanted.setdefault(name, file)
+    for name, file in wanted.items():
+        relink(directory / name, file)
 
 
 def _front_end(script: Path, real: Path, compiler: str) -> None:
