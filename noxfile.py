@@ -12,7 +12,7 @@ nox.options.reuse_existing_virtualenvs = True
 TESTED = "cuda,torch,kernels,docker,plot,serve,dev"
 LAB = ("-e", "src/sm12x_lab")
 """The laboratory, a distribution of its own."""
-INSTALLED_BY_CI = "docker,keyless"
+INSTALLED_BY_CI = "docker"
 """Extras in CI jobs that build, check and publish images, see ci/install.sh."""
 GROUPS = ("engines", "integration", "containers", "compilers", "lab")
 """Groups of slow tests, ordered by their value for their time."""

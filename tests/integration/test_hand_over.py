@@ -32,7 +32,7 @@ def test_image_is_handed_over_with_its_records(tmp_path: Path) -> None:
     LocalImages(workspace).layout.verify(manifest)
 
 
-@pytest.mark.parametrize("name", ["--keyless", "sm120kit/vllm:1 --key=x", "sm120kit/vllm:1\n--keyless"])
+@pytest.mark.parametrize("name", ["--json", "sm120kit/vllm:1 --key=x", "sm120kit/vllm:1\n--json"])
 def test_handed_name_is_not_an_option(tmp_path: Path, name: str) -> None:
     layout_images.add_image(Workspace.open(tmp_path / "built"), (1,))
     hand_over(tmp_path / "built", "pack", name, tmp_path / "handed")

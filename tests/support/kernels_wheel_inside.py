@@ -204,9 +204,8 @@ def test_grouped_gemm_rejects_invalid_operands(fault: str) -> None:
         kernels.grouped_gemm(**{**valid, **changed})
 
 
-def test_build_info_matches_the_library() -> None:
-    info = kernels.build_info()
-    assert list(kernels.kernels()) == info["kernels"] and list(kernels.archs()) == info["archs"]
+def test_library_lists_its_kernels() -> None:
+    assert kernels.build_info() == {"version": "0.1.0"} and kernels.kernels() and kernels.archs()
     assert all(library.load().shared_bytes(name) <= 101376 for name in kernels.kernels())
     for name in kernels.kernels():
         format, family, tile = name.split("_")

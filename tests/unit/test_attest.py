@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import base64
-import copy
 import dataclasses
-import datetime
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sigstore_services
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import BadInput, NotAttested, RequirementMissing
+from sm120kit.core.errors import BadInput, NotAttested
 from sm120kit.images import attestation
 from sm120kit.images.attestation import _signature
 from sm120kit.images.attestation._base_packages import BasePackage
@@ -102,8 +99,7 @@ def attested(index: Path, key: Path | None = None, **changed: Any) -> PublishedI
     """Write SBOM and statement into ``index`` and return their entry."""
     index.mkdir(exist_ok=True)
     context = dataclasses.replace(CONTEXT, **changed)
-    signer = attestation.signer(key) if key else None
-    return dataclasses.replace(ENTRY, attested=attestation.write(ENTRY, context, index, signer))
+    return dataclasses.replace(ENTRY, attested=attestation.write(ENTRY, context, index, key))
 
 
 def sbom(directory: Path, **changed: Any) -> dict[str, Any]:
@@ -316,7 +312,7 @@ def edited_and_signed(
     path = directory / entry.attested.statement.path
     content = json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))
     change(content)
-    path.write_bytes(attestation.signer(key).sign(json.dumps(content).encode()))
+    path.write_bytes(_signature.signed(json.dumps(content).encode(), key))
     return with_current_hashes(directory, entry)
 
 
@@ -460,7 +456,7 @@ def test_signer_and_verify_refuse_unsuitable_keys(tmp_path: Path, keys: Keys) ->
         (curve, "neither an ed25519 nor"),
     ):
         with pytest.raises(BadInput, match=message):
-            attestation.signer(path)
+            attestation.require_private_key(path)
     entry = attested(tmp_path / "index", private)
     with pytest.raises(BadInput, match="not a public key"):
         attestation.verify(entry, tmp_path / "index", private)
@@ -479,149 +475,3 @@ def test_entry_has_the_hashes_of_its_files(tmp_path: Path) -> None:
         content = (tmp_path / file.path).read_bytes()
         assert (hashlib.sha256(content).hexdigest(), len(content)) == (file.sha256, file.bytes)
         assert file.path.startswith(f"sha256-{'6' * 64}.")
-
-
-# ---- keyless: sigstore-python signs and verifies, with services on loopback
-
-
-@pytest.fixture
-def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sigstore_services.Services]:
-    """The services of a job whose identity is the workflow; ``trust-config.json`` lies in ``tmp_path``."""
-    with sigstore_services.running(tmp_path) as (running, _):
-        for name, value in running.environment().items():
-            monkeypatch.setenv(name, value)
-        yield running
-
-
-def signed_keyless(tmp_path: Path) -> PublishedImage:
-    (tmp_path / "index").mkdir()
-    signer = attestation.signer(None, tmp_path / "trust-config.json")
-    return dataclasses.replace(ENTRY, attested=attestation.write(ENTRY, CONTEXT, tmp_path / "index", signer))
-
-
-def identity_file(directory: Path, **changed: str) -> Path:
-    values = {
-        "identity": sigstore_services.WORKFLOW,
-        "issuer": sigstore_services.ISSUER,
-        "config": "trust-config.json",
-        **changed,
-    }
-    path = directory / "identity.toml"
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
-    return path
-
-
-def test_keyless_signature_is_verified(tmp_path: Path, services: sigstore_services.Services) -> None:
-    entry = signed_keyless(tmp_path)
-    assert entry.attested and entry.attested.signed and entry.attested.statement.path.endswith(".sigstore.json")
-    assert len(services.entries) == 1
-    attestation.verify(entry, tmp_path / "index", identity_file(tmp_path))
-    edited = dataclasses.replace(entry, build_id="0" * 64)
-    with pytest.raises(NotAttested, match="build id"):
-        attestation.verify(edited, tmp_path / "index", identity_file(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"identity": "https://forge.invalid/someone/else/.github/workflows/images.yml@refs/tags/v1"}, "SANs do not match"),
-        ({"issuer": "https://another.invalid"}, "OIDCIssuer does not match"),
-    ],
-)
-def test_keyless_refuses_another_identity(
-    changed: dict[str, str], message: str, tmp_path: Path, services: sigstore_services.Services
-) -> None:
-    entry = signed_keyless(tmp_path)
-    with pytest.raises(NotAttested, match=message) as refused:
-        attestation.verify(entry, tmp_path / "index", identity_file(tmp_path, **changed))
-    assert next(iter(changed.values())) in refused.value.message
-
-
-@pytest.mark.parametrize(("service", "message"), [("authority", "."), ("ct_log", "SCT"), ("rekor", "log entry|time")])
-def test_keyless_refuses_services_with_other_keys(
-    service: str, message: str, tmp_path: Path, services: sigstore_services.Services
-) -> None:
-    """Each key in the trust configuration is verified: a service of the same name with another key is refused."""
-    entry = signed_keyless(tmp_path)
-    other = sigstore_services.Services()
-    if service == "authority":
-        services.root = other.root
-    else:
-        setattr(services, service, getattr(other, service))
-    (tmp_path / "trust-config.json").write_text(json.dumps(services.trust_config()))
-    with pytest.raises(NotAttested, match=message):
-        attestation.verify(entry, tmp_path / "index", identity_file(tmp_path))
-
-
-def test_keyless_refuses_an_expired_certificate(tmp_path: Path, services: sigstore_services.Services) -> None:
-    services.valid = datetime.timedelta(seconds=-2)
-    with pytest.raises(RequirementMissing, match="did not sign"):
-        signed_keyless(tmp_path)
-    (tmp_path / "index").rmdir()
-    services.valid, services.logged_after = datetime.timedelta(minutes=1), datetime.timedelta(hours=1)
-    entry = signed_keyless(tmp_path)
-    with pytest.raises(NotAttested):
-        attestation.verify(entry, tmp_path / "index", identity_file(tmp_path))
-
-
-def test_keyless_refuses_a_changed_bundle(tmp_path: Path, services: sigstore_services.Services) -> None:
-    entry = signed_keyless(tmp_path)
-    assert entry.attested
-    path = tmp_path / "index" / entry.attested.statement.path
-    bundle = json.loads(path.read_text())
-    payload = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
-    for change in (
-        lambda bundle: bundle["dsseEnvelope"].update(
-            payload=base64.b64encode(json.dumps({**payload, "x": 1}).encode()).decode()
-        ),
-        lambda bundle: bundle["dsseEnvelope"].update(payloadType="text/plain"),
-        lambda bundle: bundle["verificationMaterial"].update(tlogEntries=[]),
-        lambda bundle: bundle["verificationMaterial"]["tlogEntries"][0].pop("inclusionPromise"),
-        lambda bundle: bundle["verificationMaterial"]["tlogEntries"][0]["inclusionProof"].update(rootHash="AAAA"),
-        lambda bundle: bundle.update(mediaType="x"),
-        lambda bundle: bundle.clear(),
-    ):
-        changed = copy.deepcopy(bundle)
-        change(changed)
-        path.write_text(json.dumps(changed))
-        with pytest.raises(NotAttested, match="is not signed by"):
-            attestation.verify(with_current_hashes(tmp_path / "index", entry), tmp_path / "index", identity_file(tmp_path))
-
-
-def test_verify_refuses_a_key_for_an_identity_and_vice_versa(
-    tmp_path: Path, keys: Keys, services: sigstore_services.Services
-) -> None:
-    private, public = keys()
-    entry = signed_keyless(tmp_path)
-    with pytest.raises(NotAttested, match="signed by an identity"):
-        attestation.verify(entry, tmp_path / "index", public)
-    with pytest.raises(NotAttested, match="is not signed by"):
-        attestation.verify(attested(tmp_path / "other", private), tmp_path / "other", identity_file(tmp_path))
-
-
-def test_keyless_signer_without_a_usable_identity(
-    tmp_path: Path, services: sigstore_services.Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tmp_path / "trust-config.json"
-    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", f"{services.url}/nowhere?job=1")
-    with pytest.raises(RequirementMissing, match="cannot be used: GitHub: OIDC token request failed") as failed:
-        attestation.signer(None, config)
-    assert "secret" not in failed.value.message
-    for name in services.environment():
-        monkeypatch.delenv(name)
-    with pytest.raises(RequirementMissing, match="environment provides no identity"):
-        attestation.signer(None, config)
-    config.write_text("{}")
-    with pytest.raises(BadInput, match="not a trust configuration"):
-        attestation.signer(None, config)
-
-
-@pytest.mark.parametrize(
-    "text", ['identity = "x"', 'identity = "x"\nissuer = 1', 'identity = "x"\nissuer = "y"\nmore = "z"', ""]
-)
-def test_identity_file_with_other_content(text: str, tmp_path: Path, keys: Keys) -> None:
-    entry = attested(tmp_path / "index", keys()[0])
-    path = tmp_path / "trusted.toml"
-    path.write_text(text)
-    with pytest.raises(BadInput, match="is not an identity"):
-        attestation.verify(entry, tmp_path / "index", path)

@@ -247,14 +247,12 @@ def test_directory_is_read_in_the_order_of_its_series_or_by_name(tmp_path: Path,
     assert [patch.file.name for patch in read_local([directory], DEFAULT)] == ["b.patch", "a.diff"]
 
 
-def test_command_plans_local_patches_and_refuses_them_for_kernels(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_plans_local_patches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120KIT_STATE", str(site.root / "state"))
     patch = site.diff("mine.diff", LAYERS, 25)
     words = ["--patch", str(patch), "--offline", "--mirror", str(site.mirror), "--kernels", "none", "--dry-run"]
     result = CliRunner().invoke(app, ["build", "vllm-7.0", *words])
     assert result.exit_code == 0 and "vllm/mine" in result.stdout and file_sha256(patch) in result.stdout
-    result = CliRunner().invoke(app, ["build", "kernels@flashinfer-1.0", "--patch", str(patch)])
-    assert isinstance(result.exception, BadInput)
 
 
 def test_outdated_lockfile_is_refused_with_local_patches(site: Site) -> None:

@@ -21,9 +21,9 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin
 from sm120kit.wheels import _plan
 from sm120kit.wheels._overlay import pack_overlay, patched_members, write_patched_members
+from sm120kit.wheels._published_wheels import published
 from sm120kit.wheels._repack import repacked_record
 from sm120kit.wheels.build_records import BuildPlan
-from sm120kit.wheels.published_wheels import published
 
 RECIPE = recipes.load_engine("vllm-0.20.0")
 KERNEL, OTHER = "vllm/layers/kernel.py", "vllm/other.py"

@@ -74,7 +74,7 @@ def key(directory: Path, name: str) -> tuple[Path, Path]:
 
 def signed(directory: Path, private: Path, image: PublishedImage) -> Path:
     directory.mkdir(exist_ok=True)
-    files = attestation.write(image, BUILD_CONTEXT, directory, attestation.signer(private))
+    files = attestation.write(image, BUILD_CONTEXT, directory, private)
     return index(directory, replace(image, attested=files))
 
 
@@ -224,14 +224,14 @@ def test_unsigned_entries_do_not_affect_the_age_of_signed_images(workspace: Work
     assert published.select(RECIPE, Source(another), PLATFORM, workspace)
 
 
-def test_publisher_digest_ignores_the_formatting_of_a_key_file(tmp_path: Path) -> None:
+def test_fingerprint_ignores_the_formatting_of_a_key_file(tmp_path: Path) -> None:
     _, public = key(tmp_path, "key")
     wrapped = tmp_path / "wrapped.pub"
     wrapped.write_text(f"# ours\n{public.read_text()}\n\n")
     assert (
-        attestation.publisher_digest(public)
-        == attestation.publisher_digest(wrapped)
-        != attestation.publisher_digest(key(tmp_path, "other")[1])
+        attestation.fingerprint(public)
+        == attestation.fingerprint(wrapped)
+        != attestation.fingerprint(key(tmp_path, "other")[1])
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from sm120kit.cli import build_output
-from sm120kit.cli.options import Base, Limits, LocalPatches, RemoteCacheOptions, Sources, argument, option, recipe_names
+from sm120kit.cli.options import Base, Limits, LocalPatches, SharedCache, Sources, argument, option, recipe_names
 from sm120kit.core import console
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import file_sha256
@@ -42,7 +42,7 @@ class KernelOptions:
             "--kernels GROUP",
             (
                 "Kernels to compile ahead of time: none, quick (17 CPU-minutes), serve or all (2.7 CPU-hours); default: the"
-                " recipe's, which is all for vLLM and SGLang. For `build kernels`: a prefix of kernel names."
+                " recipe's, which is all for vLLM and SGLang."
             ),
         ),
     ] = None
@@ -76,7 +76,7 @@ def build(
         str,
         argument(
             "ENGINE",
-            "As vllm, sglang, flashinfer or vllm@0.19.1; a recipe, by name or file; or kernels[@RECIPE].",
+            "As vllm, sglang, flashinfer or vllm@0.19.1, or a recipe, by name or file.",
             autocompletion=recipe_names,
         ),
     ],
@@ -85,7 +85,7 @@ def build(
     steps: BuildOptions,
     limits: Limits,
     base: Base = "",
-    cache: RemoteCacheOptions,
+    cache: SharedCache,
     sources: Sources,
 ) -> None:
     """Build a patched FlashInfer wheel, or an image of vLLM or SGLang with it.
@@ -95,7 +95,8 @@ def build(
     """
     request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
     options = cache.used_by(sources.run_options(limits))
-    target = pipeline.resolve(engine, options, read_local(steps.patch or (), options.origin))
+    target, local = resolve(engine, options), read_local(steps.patch or (), options.origin)
+    target = with_local(target, local) if local else target
     delivered = target.engine if not steps.to and not steps.dry_run else None
     _require_applicable(kernels, steps, base, engine=target.engine is not None, delivers=delivered is not None)
     pipeline.require_machine(target, request)
@@ -163,7 +164,7 @@ def _require_applicable(kernels: KernelOptions, steps: BuildOptions, base: str, 
     if engine and kernels.arch:
         raise typer.BadParameter("the recipe of an engine lists the archs of its image")
     if steps.from_source and not engine:
-        raise typer.BadParameter("--from-source is for engines; FlashInfer and our kernels are always built from source")
+        raise typer.BadParameter("--from-source is for engines; FlashInfer is always built from source")
 
 
 def _copy(wheel: Path, sha256: str, directory: Path) -> Path:

@@ -16,7 +16,6 @@ from sm120kit.cli.options import (
     Json,
     Overwrite,
     PublishedImages,
-    SigningOptions,
     Sources,
     Trust,
     argument,
@@ -27,7 +26,7 @@ from sm120kit.core import console
 from sm120kit.core.disk import require_new, size
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import checks, inventory, loading, publication, published_images, state_entries
-from sm120kit.images.checks import CheckReport, unsigned_checks
+from sm120kit.images.checks import CheckReport
 from sm120kit.images.checks.quick import left_out
 from sm120kit.images.docker import Daemon
 from sm120kit.images.dockerfile import export_dockerfile
@@ -94,7 +93,7 @@ def publish(
     index: Index = Path("images.json"),
     *,
     allow_local: Annotated[bool, option("--allow-local", "Publish an image with local patches, too.")] = False,
-    signing: SigningOptions,
+    key: Annotated[Path | None, option("--key FILE", "Sign with this private key, PEM.")] = None,
     sources: Sources,
     json: Json = False,
 ) -> None:
@@ -104,7 +103,7 @@ def publish(
     an engine for x86-64 and arm64 get a common name, of which docker pulls the image for its machine.
     """
     workspace = sources.workspace()
-    entry = publication.publish(reference, repository, index, workspace, signing.signer(), allow_local=allow_local)
+    entry = publication.publish(reference, repository, index, workspace, key, allow_local=allow_local)
     multiarch = publication.publish_for_all_machines(entry, index)
     assert entry.attested is not None
     if json:
@@ -113,7 +112,7 @@ def publish(
         return
     console.info(f"listed in {index}")
     statements = f"{entry.attested.sbom.path} and {entry.attested.statement.path}"
-    signed = "signed" if entry.attested.signed else "not signed: --key and --keyless sign"
+    signed = "signed" if entry.attested.signed else "not signed: --key signs"
     console.info(f"beside it {statements}, {signed}")
     if multiarch:
         console.info(f"for x86-64 and arm64: {multiarch}")
@@ -190,7 +189,7 @@ def _show_local(sources: Sources, *, json: bool) -> None:
 
 def _checks(local: LocalImage) -> str:
     summary = f": {inventory.check_summary(local.checks)}" if local.checks else ""
-    return "; ".join([local.standing + summary, *(check.detail for check in unsigned_checks(local.checks))])
+    return local.standing + summary
 
 
 def _show_remote(index: Path, *, json: bool) -> None:

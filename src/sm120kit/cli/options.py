@@ -21,20 +21,19 @@ import typer
 
 from sm120kit.core import console
 from sm120kit.core.data_roots import entries, top_root
-from sm120kit.core.errors import did_you_mean
+from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.outside import read_input_text
 from sm120kit.core.secrets import register
 from sm120kit.core.urls import Endpoint
 from sm120kit.core.workspace import Workspace
 
 if TYPE_CHECKING:
-    from sm120kit.images.attestation import Signer
     from sm120kit.images.published_images import Source
     from sm120kit.sources.run_options import Options as RunOptions
     from sm120kit.sources.source_records import DebianArchives
 
 COMMON = "Options of every command"
-SHARING = "Shared builds and signatures"
+SHARING = "Shared builds"
 """Headings of rare options in the help of a command."""
 
 SHARED = frozenset(
@@ -147,7 +146,7 @@ Html = Annotated[
 """A parameter that its command leaves alone: see :class:`sm120kit.cli.tree.Command`."""
 Index = Annotated[Path, option("--index FILE", "File that lists the published images.")]
 Overwrite = Annotated[bool, option("--overwrite", "Replace existing files.")]
-Trust = Annotated[Path | None, option("--trust FILE", "Accept only images signed with this public key or by this identity.")]
+Trust = Annotated[Path | None, option("--trust FILE", "Accept only images signed with this public key.")]
 
 
 def _after_dashes(words: list[str] | None) -> list[str] | None:
@@ -303,88 +302,31 @@ class Sources:
 
 
 @dataclasses.dataclass(frozen=True)
-class SigningOptions:
-    """How what is published or pushed is signed; by default it is not."""
-
-    key: Annotated[Path | None, option("--key FILE", "Sign with this private key, PEM.", rich_help_panel=SHARING)] = None
-    keyless: Annotated[
-        bool, option("--keyless", "Sign by the identity of this CI job, with Sigstore.", rich_help_panel=SHARING)
-    ] = False
-    trust_config: Annotated[
-        Path | None, option("--trust-config FILE", "With --keyless: Sigstore services to use, JSON.", rich_help_panel=SHARING)
-    ] = None
-
-    def signer(self) -> Signer | None:
-        """The signer, if one is requested.
-
-        Raises:
-            typer.BadParameter: the options contradict each other.
-        """
-        from sm120kit.images import attestation
-
-        if self.key and self.keyless:
-            raise typer.BadParameter("--key and --keyless are two ways to sign: use one of them")
-        if self.trust_config and not self.keyless:
-            raise typer.BadParameter("--trust-config requires --keyless")
-        return attestation.signer(self.key, self.trust_config) if self.key or self.keyless else None
-
-    @property
-    def sign(self) -> Callable[[bytes], bytes] | None:
-        """What signs a statement; the identity of a job is used when it is called, because its token is valid for minutes."""
-        from sm120kit.images import attestation
-
-        if self.keyless and not self.key:
-            return lambda payload: attestation.signer(None, self.trust_config).sign(payload)
-        signer = self.signer()
-        return signer.sign if signer else None
-
-
-@dataclasses.dataclass(frozen=True)
-class RemoteCacheOptions(SigningOptions):
-    """A registry in which finished builds are looked up, and how those are signed that are stored there."""
+class SharedCache:
+    """A directory with finished builds that several machines share."""
 
     cache: Annotated[
-        str,
-        option(
-            "--cache REPOSITORY",
-            "Use finished builds of other machines in this repository of a registry; with --trust, only signed ones.",
-            rich_help_panel=SHARING,
-        ),
-    ] = ""
+        Path | None,
+        option("--cache DIR", "Use finished builds of other machines in this shared directory.", rich_help_panel=SHARING),
+    ] = None
     cache_push: Annotated[
         bool, option("--cache-push", "Store finished builds in the --cache as well.", rich_help_panel=SHARING)
     ] = False
-    trust: Annotated[
-        Path | None,
-        option("--trust FILE", "With --cache: only builds signed with this key or by this identity.", rich_help_panel=SHARING),
-    ] = None
-    ctx: typer.Context = None  # type: ignore[assignment]  # typer supplies it
 
     def used_by(self, options: RunOptions) -> RunOptions:
-        """These options of a run with the cache; without a network, none is used.
+        """These options of a run with the cache.
 
         Raises:
             typer.BadParameter: an option lacks the other that it is for.
-            RegistryFailed: the repository is malformed.
-            BadInput: a key cannot be used.
+            NotFound: the directory does not exist.
         """
-        if (self.key or self.keyless or self.trust_config) and not self.cache_push:
-            raise typer.BadParameter("--key, --keyless and --trust-config sign what --cache-push stores")
         if self.cache_push and not self.cache:
             raise typer.BadParameter("--cache-push requires --cache")
-        if (self.key or self.keyless) and not self.trust:
-            raise typer.BadParameter(
-                "--key and --keyless require --trust: what is signed may contain builds of the cache, which must be signed, too"
+        if self.cache and not self.cache.is_dir():
+            raise NotFound(
+                f"the cache {self.cache} is not a directory", "make one that all machines mount; `publish` shares images"
             )
-        if not self.cache:
-            if self.trust and given(self.ctx, "trust"):
-                raise typer.BadParameter("it is for builds of a cache: add --cache", param_hint="--trust")
-            return options
-        from sm120kit.images.remote_cache import CacheAccess, RegistryCache
-
-        access = CacheAccess(self.trust, self.cache_push, self.sign)
-        remote = RegistryCache(self.cache, access)
-        return options if options.origin.offline else dataclasses.replace(options, remote=remote)
+        return dataclasses.replace(options, cache=self.cache and self.cache.absolute(), cache_push=self.cache_push)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,7 +69,7 @@ _ORIGIN: dict[str, type] = {
     **dict.fromkeys(("archs", "kernel_groups", "modules", "patches", "inside"), list),
     "pin": dict,
 }
-"""What ``sm120kit.json`` of a wheel contains, see :func:`sm120kit.wheels.published_wheels.wheel_record`."""
+"""What ``sm120kit.json`` of a wheel contains, see :func:`sm120kit.wheels._published_wheels.wheel_record`."""
 
 NVIDIA = "nvidia-"
 """Prefix of the names of NVIDIA's distributions: gigabytes that seldom change, in layers of their own."""

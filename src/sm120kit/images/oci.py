@@ -29,10 +29,6 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 INDEX = "application/vnd.oci.image.index.v1+json"
-EMPTY = "application/vnd.oci.empty.v1+json"
-"""The config of an artifact that is no image: ``{}``."""
-TITLE = "org.opencontainers.image.title"
-"""The annotation with the name of a file in an artifact."""
 REFERENCE = "org.opencontainers.image.ref.name"
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
@@ -437,15 +433,10 @@ class Layout:
                         self._write_index({})
 
 
-def manifest_of(config: Descriptor, layers: Sequence[Descriptor], artifact_type: str = "") -> bytes:
-    """The manifest of an image, or of an artifact: the same bytes for the same config and layers."""
-    document: dict[str, Any] = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": config.as_json(),
-        "layers": [layer.as_json() for layer in layers],
-    }
-    return _canonical(document | ({"artifactType": artifact_type} if artifact_type else {}))
+def manifest_of(config: Descriptor, layers: Sequence[Descriptor]) -> bytes:
+    """The manifest of an image: the same bytes for the same config and layers."""
+    blobs = {"config": config.as_json(), "layers": [layer.as_json() for layer in layers]}
+    return _canonical({"schemaVersion": 2, "mediaType": MANIFEST, **blobs})
 
 
 def _canonical(document: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import attestation, checks
 from sm120kit.images import image_inputs as contexts
-from sm120kit.images.attestation import Signer, _base_packages, _origins
+from sm120kit.images.attestation import _base_packages, _origins
 from sm120kit.images.checks.quick import left_out
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.image_index import FORMAT, PublishedIndex, any_machine, read_index, require_repository
@@ -29,13 +29,13 @@ def publish(
     repository: str,
     index: Path,
     workspace: Workspace,
-    signer: Signer | None = None,
+    key: Path | None = None,
     *,
     allow_local: bool = False,
 ) -> PublishedImage:
     """Publish a checked image of the state directory, with SBOM and provenance beside the index.
 
-    An entry of the index that has a statement keeps it unless ``signer`` is to sign it.
+    An entry of the index that has a statement keeps it unless ``key`` is to sign it.
 
     Raises:
         NotFound, NotVerified: the state directory does not have it, it did not pass all current checks, or it has local patches
@@ -45,6 +45,8 @@ def publish(
         RegistryFailed: the registry does not respond, or refuses the request.
     """
     require_repository(repository)
+    if key:
+        attestation.require_private_key(key)
     store = LocalImages(workspace)
     verified = checks.require_verified(reference, store, workspace)
     labels = verified.image.labels
@@ -66,10 +68,10 @@ def publish(
     else:
         recipe, build_id = labels.get("sm120kit.recipe", ""), labels.get("sm120kit.build-id", "")
         entry = PublishedImage(repository, tag, digest, recipe, build_id, verified, published=_now())
-    if signer or not entry.attested:
+    if key or not entry.attested:
         packages = _base_packages.installed(verified.image, store, workspace)
         wheels = _origins.of_wheels(verified.image, context, _base_packages.reader(verified.image, store, workspace))
-        entry = replace(entry, attested=attestation.write(entry, context, index.parent, signer, packages, wheels))
+        entry = replace(entry, attested=attestation.write(entry, context, index.parent, key, packages, wheels))
     if listed != [entry]:
         unchanged = [other for other in published.images if other not in listed]
         write_record(index, PublishedIndex(FORMAT, tuple(sorted([*unchanged, entry], key=_order))))

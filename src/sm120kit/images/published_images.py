@@ -24,7 +24,7 @@ from sm120kit.images.oci import Layout
 class Source:
     """An index, and the requirements on its entries.
 
-    ``key`` is the file of the public key or identity that must have signed an entry; without it the index is trusted as is,
+    ``key`` is the file of the public key that must have signed an entry; without it the index is trusted as is,
     with a warning. Images older than
     the newest one pulled before are refused as well, unless ``allow_older`` is set.
     """
@@ -50,7 +50,7 @@ def select(name: str, source: Source, platform: str, workspace: Workspace) -> Pu
         NotFound: there is none, or more than one.
         BadInput: see :func:`read_index`.
         NotVerified: it did not pass its checks, or its name does not follow from its labels.
-        NotAttested: it is not signed by the key or identity of ``source``.
+        NotAttested: it is not signed with the key of ``source``.
         NotTrusted: it is older than ``source`` allows.
     """
     entry = find_image(name, source.index, platform)
@@ -117,7 +117,7 @@ def pull(entry: PublishedImage, source: Source, workspace: Workspace) -> Verifie
 
 
 def require_signed(reference: str, source: Source, workspace: Workspace) -> None:
-    """Require that a local image is listed by ``source`` and signed by its key or identity.
+    """Require that a local image is listed by ``source`` and signed with its key.
 
     Raises:
         NotFound: the state directory does not have the image.
@@ -198,7 +198,7 @@ def _require_recent(entry: PublishedImage, source: Source, workspace: Workspace)
 
 def _newest_path(entry: PublishedImage, source: Source, workspace: Workspace) -> Path:
     # A signature is valid in every repository that has a copy; without one, only the repository identifies the publisher.
-    publisher = attestation.publisher_digest(source.key) if source.key else entry.repository
+    publisher = attestation.fingerprint(source.key) if source.key else entry.repository
     key = digest_of([publisher, entry.recipe, entry.verified.image.platform])
     return workspace.root / "images" / "newest" / f"{key}.json"
 

@@ -45,7 +45,7 @@ class EntryKind:
     reproducible: bool = True
 
 
-_WORK = r"kernels-[0-9a-f]{12}|.+-((from-source|overlay)-[0-9a-f]{12}|none|sm_12\w+(-sm_12\w+)*(-aarch64)?)"
+_WORK = r".+-((from-source|overlay)-[0-9a-f]{12}|none|sm_12\w+(-sm_12\w+)*(-aarch64)?)"
 KINDS = (
     EntryKind("downloads", "sdists, wheels and Debian packages", ("downloads",), _SHA256),
     EntryKind("checkouts", "git repositories of sources", ("checkouts",), r".+-[0-9a-f]{16}"),

@@ -1,4 +1,4 @@
-"""Build wheels: FlashInfer with compiled kernels, our own kernel wheel, and the repacked upstream wheels of engines.
+"""Build wheels: FlashInfer with compiled kernels, and the repacked upstream wheels of engines.
 
 :mod:`sm120kit.wheels.pipeline` runs the stages; the other modules are what it is made of. Everything is compiled in one work
 directory per recipe and arch list, which stays between builds so that ninja's dependency files avoid compiling again. Commands

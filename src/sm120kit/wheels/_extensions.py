@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -27,12 +28,11 @@ from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels._build_environment import ENVIRONMENT, Interpreter, dynamic_section, wrong_answers
 from sm120kit.wheels._check import check_modules
 from sm120kit.wheels._cuda_home import link_toolchain
-from sm120kit.wheels._kernel_wheel import require_path_for_cmake, user_variables
+from sm120kit.wheels._published_wheels import publish
 from sm120kit.wheels._repack import repack, repacked_record
 from sm120kit.wheels.build_records import Artifacts, BuildPlan, Module
 from sm120kit.wheels.compile import LOG, CompileSettings, compile_error, ninja_program, run_gated
 from sm120kit.wheels.pack import local_version
-from sm120kit.wheels.published_wheels import publish
 
 SOURCE, STAND_INS = "source", "stand-ins"
 """Directories of the work directory, beside that of the environment and those of projects, which have the projects' names."""
@@ -116,7 +116,7 @@ def compile_extensions(build: ExtensionBuild, site: BuildSite, settings: Compile
         [unit for unit in units if not (work / unit.output).is_file()],
         units,
         settings,
-        env={**dict.fromkeys(user_variables()), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**dict.fromkeys(_user_variables()), "PYTHONDONTWRITEBYTECODE": "1"},
     )
     if done.returncode != 0:
         raise compile_error(done.stdout + done.stderr, finished, work / LOG)
@@ -128,7 +128,7 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None
     Raises:
         CheckFailed: CMake fetched something.
     """
-    require_path_for_cmake(site.work)
+    _require_path_for_cmake(site.work)
     work, toolchain = site.work, plan.toolchain
     home = work / toolchain.cuda_home
     if not (home / "bin" / "nvcc").is_file():
@@ -141,7 +141,7 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None
     definitions = {**_definitions(plan, site, cuda), **directories}
     gate = Gate(work / "gate")
     gate.open({}, 0)  # CMake compiles tests of the compilers
-    dropped = [*user_variables(), *(name for name in os.environ if name.endswith("_SRC_DIR")), "LD_LIBRARY_PATH"]
+    dropped = [*_user_variables(), *(name for name in os.environ if name.endswith("_SRC_DIR")), "LD_LIBRARY_PATH"]
     package_root = Path(__file__).parents[2]
     process.run(
         [
@@ -175,6 +175,29 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None
             f"the CMake project of {plan.recipe} fetched {', '.join(fetched)}",
             "every source must be pinned: fill its variable in from_source.injected of the recipe",
         )
+
+
+def _require_path_for_cmake(work: Path) -> None:
+    """Require a directory in which CMake and nvcc can work.
+
+    Raises:
+        RequirementMissing: its path has a character that splits their arguments.
+    """
+    separator = re.search(r"[\s,;'\"$]", str(work))
+    if separator:
+        raise RequirementMissing(
+            f"CMake and nvcc cannot work in {work}: {separator[0]!r} splits their arguments",
+            "name a state directory without it: --state or SM120KIT_STATE",
+        )
+
+
+def _user_variables() -> list[str]:
+    """Environment variables that would change the output of CMake and its compilers."""
+    return [
+        name
+        for name in os.environ
+        if name.startswith(("CMAKE_", "SKBUILD_", "CUDA")) or name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")
+    ]
 
 
 def _inject(table: FromSourceTable, work: Path) -> tuple[dict[str, str], dict[str, str]]:

@@ -30,9 +30,9 @@ from sm120kit.wheels import _extensions
 from sm120kit.wheels import _plan as plans
 from sm120kit.wheels._extensions import BuildSite, ExtensionBuild
 from sm120kit.wheels._overlay import locked_wheels, patched_members, write_patched_members
+from sm120kit.wheels._published_wheels import build_once
 from sm120kit.wheels.build_records import Artifacts, RepackedWheel
 from sm120kit.wheels.compile import CompileSettings, Progress
-from sm120kit.wheels.published_wheels import build_once
 
 
 def require_source(target: EngineTarget) -> PatchedTree:

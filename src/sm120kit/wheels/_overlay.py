@@ -19,10 +19,10 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.sources.wheel_commits import BESIDE
 from sm120kit.wheels._plan import plan_overlay
+from sm120kit.wheels._published_wheels import build_once, publish
 from sm120kit.wheels._repack import repack, repacked_record
 from sm120kit.wheels.build_records import Artifacts, BuildPlan, RepackedWheel
 from sm120kit.wheels.pack import local_version
-from sm120kit.wheels.published_wheels import build_once, publish
 
 
 def patched_members(package: str, tree: PatchedTree) -> dict[str, tuple[AppliedPatch, ...]]:

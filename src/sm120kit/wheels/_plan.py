@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import BadInput, NotFound
+from sm120kit.core.errors import BadInput
 from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, FlashInferRecipe, ModuleTable, TargetTable, group
@@ -23,8 +23,6 @@ PLAN_FORMAT = 2
 DEFAULT_COST = {".cu": (2 * 2**30, 30.0), ".cpp": (2**29, 10.0)}
 """Peak bytes and seconds of a unit without an estimate in the recipe and without an earlier compile."""
 
-KERNEL_COST = (int(5.6 * 2**30), 75.0)
-"""Peak bytes and seconds of one of our own kernels, which are all alike: measured with nvcc 13.0.88."""
 
 MeasuredCost = Callable[[str], tuple[int, float] | None]
 """Peak bytes and seconds of a unit, ``module/file``, when it was last compiled; None for a new unit."""
@@ -132,52 +130,6 @@ def plan_flashinfer(
         left_out=tuple(left_out),
         toolchain=environment.toolchain,
     )
-    return _with_digest(plan, inputs)
-
-
-def plan_kernel_wheel(
-    selection: Selection, tree: PatchedTree, version: str, files: Mapping[str, str], environment: BuildEnvironment
-) -> BuildPlan:
-    """Plan our own kernel wheel, compiled against the patched CUTLASS of a recipe.
-
-    The group of the selection is a prefix of kernel names, ``all`` or None for all. ``files`` are the sources of the wheel
-    with their sha256, one kernel in each ``kernels/*.cu``; ``version`` is the wheel's.
-
-    Raises:
-        NotFound: no kernel has that prefix.
-    """
-    prefix = selection.group
-    kernels = sorted(PurePosixPath(name).stem for name in files if fnmatch.fnmatch(name, "kernels/*.cu"))
-    chosen = [name for name in kernels if prefix in (None, "all") or name == prefix or name.startswith(f"{prefix}_")]
-    if not chosen:
-        raise NotFound(
-            f"no kernel's name is or starts with {prefix!r}", f"kernels: {', '.join(kernels)}; or the start of a name, or all"
-        )
-    units = []
-    for name in chosen:
-        output = f"CMakeFiles/kernels.dir/kernels/{name}.cu.o"
-        cost = environment.measured_cost(f"kernels/{PurePosixPath(output).name}") or KERNEL_COST
-        units.append(Unit("kernels", f"source/kernels/{name}.cu", output, *cost))
-    # The symbol of a kernel contains its name; each instantiates a mainloop of SM120.
-    expect = tuple((f"*device_kernel*{len(name)}{name}E*@{arch}*", 1) for name in chosen for arch in sorted(selection.archs))
-    plan = BuildPlan(
-        recipe=f"kernels@{selection.recipe.name}",
-        engine="kernels",
-        version=version,
-        archs=selection.archs,
-        groups=(prefix or "all",),
-        tree=tree.tree,
-        commit=tree.commit,
-        modules=(Module("kernels", "sm120kit_kernels.so", tuple(units), expect),),
-        left_out=tuple(LeftOut(name, f"its name does not start with {prefix}") for name in kernels if name not in chosen),
-        toolchain=environment.toolchain,
-    )
-    inputs = {
-        "recipe": [plan.recipe, version],
-        "kernels": chosen,
-        "files": dict(files),
-        "versions": dict(environment.versions),
-    }
     return _with_digest(plan, inputs)
 
 

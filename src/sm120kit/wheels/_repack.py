@@ -16,8 +16,8 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.source_records import LockedWheel
+from sm120kit.wheels._published_wheels import wheel_record
 from sm120kit.wheels.build_records import BuildPlan
-from sm120kit.wheels.published_wheels import wheel_record
 
 _CHUNK = 2**20
 

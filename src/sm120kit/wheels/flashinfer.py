@@ -29,11 +29,11 @@ from sm120kit.wheels import _plan as plans
 from sm120kit.wheels import compile as compiling
 from sm120kit.wheels._check import check_modules, tvm_ffi_loader
 from sm120kit.wheels._cuda_home import link_toolchain
+from sm120kit.wheels._published_wheels import build_once, publish, wheel_record
 from sm120kit.wheels.build_records import NO_TOOLCHAIN, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
 from sm120kit.wheels.compile import Progress
 from sm120kit.wheels.generators import generate
 from sm120kit.wheels.pack import member_of, pack_wheel
-from sm120kit.wheels.published_wheels import build_once, publish, wheel_record
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _pack(prepared: _PreparedBuild, tree: PatchedTree, cubins: Mapping[str, Sequ
 def require_memory(target: FlashInferTarget, request: BuildRequest) -> None:
     """Require the memory for the largest unit, by the recipe's estimates, before anything is fetched.
 
-    Where units were compiled before or a remote cache may have them, :func:`build` checks what is left to compile.
+    Where units were compiled before or a shared cache may have them, :func:`build` checks what is left to compile.
 
     Raises:
         NotFound: the recipe has no such kernel group.
@@ -205,11 +205,11 @@ def _selection(target: FlashInferTarget, request: BuildRequest) -> plans.Selecti
 
 
 def _compiles_first(target: FlashInferTarget, request: BuildRequest) -> bool:
-    """Whether a build compiles, and neither an earlier one nor a remote cache can have what it compiles."""
+    """Whether a build compiles, and neither an earlier one nor a shared cache can have what it compiles."""
     workspace = target.options.workspace
     log = workspace.work(_selection(target, request).directory) / compiling.LOG
     compiled = log.is_file() or workspace.build(target.recipe.engine, "").is_dir()
-    return request.stage is Stage.PACK and not compiled and target.options.remote is None
+    return request.stage is Stage.PACK and not compiled and target.options.cache is None
 
 
 def _verified_lock(target: FlashInferTarget) -> Lock | None:

@@ -143,10 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-time", action="store_true", help="compare only")
     options = parser.parse_args(argv)
     shapes = options.shape or list(TIMED)
-    info = library.build_info()
-    print(
-        f"sm120kit-kernels {info['version']}; CUTLASS {info.get('cutlass', 'unknown')}, tree {info.get('tree', 'unknown')[:12]}"
-    )
+    print(f"sm120kit-kernels {library.build_info()['version']}")
     print(f"kernels: {', '.join(library.kernels()) or 'none'}; for {', '.join(library.archs()) or 'no GPU'}")
     problem = _problem()
     if problem:

@@ -15,10 +15,7 @@ _LIBRARY = "sm120kit_kernels.so"
 
 
 def build_info() -> dict[str, Any]:
-    """The inputs of this build: version, patched tree, patches, CUTLASS, archs and compiler.
-
-    A package that was not built by ``sm120kit build kernels`` has ``version`` only.
-    """
+    """The version of this package."""
     info: dict[str, Any] = json.loads((_HERE / "build_info.json").read_text())
     return info
 
@@ -34,7 +31,7 @@ def load() -> Any:
     if not is_compiled():
         raise RuntimeError(
             f"this package has no compiled kernels ({path} does not exist), only the reference for CPU tensors; "
-            "build a wheel with `sm120kit build kernels`"
+            "docs/build.md of sm120kit has the commands that build a wheel with them"
         )
     import tvm_ffi
 

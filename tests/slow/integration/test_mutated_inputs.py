@@ -68,7 +68,7 @@ from sm120kit.recipes.load import read_toml, validate
 from sm120kit.serving import checkpoint
 from sm120kit.sources import _archive, debian_files
 from sm120kit.sources.source_records import LockedWheel, SdistPin, WheelPin
-from sm120kit.wheels import published_wheels as wheel_builds
+from sm120kit.wheels import _published_wheels as wheel_builds
 from sm120kit.wheels.build_records import BuildPlan
 
 ROOT = Path(__file__).parents[3]

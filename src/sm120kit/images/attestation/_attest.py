@@ -1,7 +1,7 @@
 """Attest published images (``(PublishedImage, ImageContext) -> Attestation``): SBOM, provenance and signature.
 
-Two files beside the index: an SBOM (CycloneDX 1.6) and an in-toto statement with SLSA provenance, in a DSSE envelope if signed
-with a key, in a Sigstore bundle if signed by an identity. Both contain only what records of the build and the base contain.
+Two files beside the index: an SBOM (CycloneDX 1.6) and an in-toto statement with SLSA provenance, in a DSSE envelope if it is
+signed. Both contain only what records of the build and the base contain.
 The statement identifies the image by the digest of its manifest, and the SBOM and the record of the checks by hash, so that a
 single signature covers the entire entry of the index.
 """
@@ -9,8 +9,7 @@ single signature covers the entire entry of the index.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,7 +17,7 @@ from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotAttested, RequirementMissing
 from sm120kit.core.outside import parse_json, read_input
-from sm120kit.images.attestation import _signature, _signer_identity
+from sm120kit.images.attestation import _signature
 from sm120kit.images.attestation._base_packages import BasePackage
 from sm120kit.images.attestation._origins import PackageOrigin
 from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
@@ -32,27 +31,11 @@ SBOM, RECORD = "SBOM", "record of the checks"
 _REPORT = "do not use it; report it to the publisher of the index"
 
 
-@dataclass(frozen=True)
-class Signer:
-    """A function that signs a statement, and the suffix of the resulting file, ``.<suffix>.json``."""
-
-    suffix: str
-    sign: Callable[[bytes], bytes]
-
-
-def signer(key: Path | None, config: Path | None = None) -> Signer:
-    """A signer with the private key in ``key``, or without ``key`` by the identity of the environment.
-
-    See :func:`sm120kit.images.attestation._signature.signer` and :func:`sm120kit.images.attestation._signer_identity.signer`.
-    """
-    return Signer("dsse", _signature.signer(key)) if key else Signer("sigstore", _signer_identity.signer(config))
-
-
 def write(
     entry: PublishedImage,
     context: ImageContext,
     directory: Path,
-    signer: Signer | None,
+    key: Path | None,
     packages: Sequence[BasePackage] = (),
     wheels: Mapping[str, PackageOrigin] = MappingProxyType({}),
 ) -> Attestation:
@@ -72,32 +55,32 @@ def write(
     bill = _sbom.document(context, entry.verified.image, entry.digest, packages, wheels)
     record = _artifact(f"{name}.cdx.json", bill)
     statement = _provenance.statement(context, entry, record.sha256)
-    if signer:
-        statement = signer.sign(statement)
-    file = _artifact(f"{name}.{signer.suffix if signer else 'intoto'}.json", statement)
+    if key:
+        statement = _signature.signed(statement, key)
+    file = _artifact(f"{name}.{'dsse' if key else 'intoto'}.json", statement)
     write_atomic(directory / record.path, bill)
     write_atomic(directory / file.path, statement)
-    return Attestation(record, file, signed=signer is not None)
+    return Attestation(record, file, signed=key is not None)
 
 
 def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
     """Verify that an entry of the index agrees with its statement, and that the statement is signed by ``trusted``.
 
-    ``trusted`` is a public key in PEM or an identity in TOML, see :func:`sm120kit.images.attestation._signer_identity.read`.
+    ``trusted`` is a public key in PEM.
 
     Raises:
-        NotAttested: the statement is missing, unsigned, signed by another key or identity, changed, or about another image.
-        BadInput: ``trusted`` is neither a key nor an identity.
+        NotAttested: the statement is missing, unsigned, signed with another key, changed, or about another image.
+        BadInput: ``trusted`` is no such key.
         FetchFailed: the keys of Sigstore's public services cannot be fetched.
     """
     name = f"{entry.repository}@{entry.digest}"
     if entry.attested is None or not entry.attested.signed:
         raise NotAttested(
             f"the statement about {name} is not signed",
-            "`sm120kit publish --key FILE` or `--keyless` signs it; without --trust, signatures are not verified",
+            "`sm120kit publish --key FILE` signs it; without --trust, signatures are not verified",
         )
     content = _read(directory, entry.attested.statement)
-    signed = _signed(verified_payload(content, trusted, name), name)
+    signed = _signed(_signature.verified_payload(content, trusted, name), name)
     labels = entry.verified.image.labels
     for field, listed, claimed in (
         ("digest", entry.digest, signed["digest"]),
@@ -131,27 +114,6 @@ def _signed(payload: bytes, name: str) -> dict[str, str]:
         raise NotAttested(
             f"the signed content about {name} is not a provenance statement of sm120kit: {error}", "it may be the wrong file"
         ) from error
-
-
-def verified_payload(content: bytes, trusted: Path, name: str) -> bytes:
-    """The statement about ``name`` in an envelope or bundle, provided that the key or identity in ``trusted`` signed it.
-
-    Raises:
-        NotAttested: it is not signed by that key or identity, or was changed.
-        BadInput, FetchFailed, RequirementMissing: see :func:`verify`.
-    """
-    who = _signer_identity.read(trusted)
-    return _signer_identity.verified_payload(content, who, name) if who else _signature.verified_payload(content, trusted, name)
-
-
-def publisher_digest(trusted: Path) -> str:
-    """Digest of the key or identity in the file ``trusted``, independent of the file's formatting.
-
-    Raises:
-        BadInput: the file is neither a public key nor an identity.
-    """
-    who = _signer_identity.read(trusted)
-    return digest_of([who.name, who.issuer]) if who else _signature.fingerprint(trusted)
 
 
 def _artifact(name: str, content: bytes) -> Artifact:

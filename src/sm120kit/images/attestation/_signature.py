@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,23 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _CREATE = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out key.pub"
 
 
-def signer(path: Path) -> Callable[[bytes], bytes]:
-    """A function that puts a statement into an envelope signed with the private key in ``path``, PEM without a passphrase.
+def require_private_key(path: Path) -> None:
+    """Require a file that :func:`signed` can use, before work of minutes; see there for errors."""
+    _load(path, private=True)
+
+
+def signed(payload: bytes, path: Path) -> bytes:
+    """A statement in an envelope that is signed with the private key in ``path``, PEM without a passphrase.
 
     Raises:
         BadInput: the file is not such a key.
         RequirementMissing: ``cryptography`` is not installed.
     """
     key = _load(path, private=True)
-
-    def sign(payload: bytes) -> bytes:
-        raw = key.sign(_encoded(PAYLOAD_TYPE, payload), *_algorithm(key))
-        signature = {"keyid": "", "sig": base64.b64encode(raw).decode()}
-        envelope = {"payloadType": PAYLOAD_TYPE, "payload": base64.b64encode(payload).decode(), "signatures": [signature]}
-        return record_json(envelope).encode()
-
-    return sign
+    raw = key.sign(_encoded(PAYLOAD_TYPE, payload), *_algorithm(key))
+    signature = {"keyid": "", "sig": base64.b64encode(raw).decode()}
+    envelope = {"payloadType": PAYLOAD_TYPE, "payload": base64.b64encode(payload).decode(), "signatures": [signature]}
+    return record_json(envelope).encode()
 
 
 def verified_payload(envelope: bytes, trusted: Path, name: str) -> bytes:
@@ -49,11 +49,6 @@ def verified_payload(envelope: bytes, trusted: Path, name: str) -> bytes:
     key = _load(trusted, private=False)
     try:
         content: dict[str, Any] = parse_json(envelope)
-        if "verificationMaterial" in content:
-            raise NotAttested(
-                f"the statement about {name} is signed by an identity, not with a key",
-                "pass --trust a TOML file with identity and issuer",
-            )
         kind, payload = str(content["payloadType"]), base64.b64decode(content["payload"], validate=True)
         signatures = [base64.b64decode(signature["sig"], validate=True) for signature in content["signatures"]]
     except (ValueError, KeyError, TypeError) as error:

@@ -2,7 +2,6 @@
 
 from sm120kit.images.checks._expected_image import CLAIMS, ExpectedImage, expected_image
 from sm120kit.images.checks._image_checks import CheckReport, record_path, require_verified, run_checks, verify, verify_once
-from sm120kit.images.checks._outside import signature, unsigned_checks
 from sm120kit.images.checks._suite_programs import suite_digest
 
 __all__ = [
@@ -13,9 +12,7 @@ __all__ = [
     "record_path",
     "require_verified",
     "run_checks",
-    "signature",
     "suite_digest",
-    "unsigned_checks",
     "verify",
     "verify_once",
 ]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 
 from sm120kit import engines
-from sm120kit.core.errors import NotAttested
 from sm120kit.core.workspace import Workspace
 from sm120kit.images._wheel_layers import VENV
 from sm120kit.images.checks import _device_code
 from sm120kit.images.checks._expected_image import ExpectedImage
 from sm120kit.images.checks.quick import Baseline
-from sm120kit.images.image_inputs import context_of
-from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image
+from sm120kit.images.image_records import Check, CheckResult, Image
 from sm120kit.images.local_images import LocalImages
-from sm120kit.wheels.published_wheels import unverified_cache
 
 NEEDS_GPU = {
     "flashinfer": ("kernels", "needs an SM12x GPU, on which `sm120kit verify kernels` compares them; unverified on SM120"),
@@ -50,8 +46,6 @@ def outside(
             yield _entrypoint(image, expected, store)
     with workspace.scratch() as directory:
         yield from _device_code.rebuilt(image, site, expected, store, directory)
-    for statement in signature(image, workspace):
-        yield statement, {}
     for suite, (name, reason) in NEEDS_GPU.items():
         yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
 
@@ -61,21 +55,6 @@ def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage)
     wheels = f"LABEL sm120kit.wheels={image.labels.get('sm120kit.wheels')}"
     layers = {f"sm120kit: {name} {version}" for name, version in expected.distributions.items()}
     return [step for step in history if _SECRET.search(step) and step not in layers and not step.endswith(wheels)]
-
-
-def signature(image: Image, workspace: Workspace) -> tuple[Check, ...]:
-    """A statement for each cache from which a wheel of the image is, if the wheel's signature was not verified."""
-    wheels: tuple[BuiltWheel, ...] = ()
-    with suppress(NotAttested):
-        wheels = context_of(image, workspace).ours
-    caches = {unverified_cache(built.wheel.sha256, workspace) for built in wheels} - {""}
-    detail = "a wheel is from the cache {}, and its signature was not verified"
-    return tuple(Check("base", "signature", CheckResult.NOT_RUN, detail.format(cache)) for cache in sorted(caches))
-
-
-def unsigned_checks(results: Sequence[Check]) -> tuple[Check, ...]:
-    """The results of :func:`signature` in those of an image."""
-    return tuple(check for check in results if (check.suite, check.name) == ("base", "signature"))
 
 
 def _entrypoint(image: Image, expected: ExpectedImage, store: LocalImages) -> tuple[Check, Mapping[str, str]]:

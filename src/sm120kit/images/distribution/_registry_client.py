@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -20,7 +19,6 @@ from typing import Any, TypeVar
 from sm120kit.core import reporting
 from sm120kit.core.archives import max_unpacked_bytes
 from sm120kit.core.digests import file_sha256
-from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.temporary import owned_directory
@@ -29,7 +27,7 @@ from sm120kit.images.distribution._credentials import DOCKER_HUB
 from sm120kit.images.distribution._registry_session import Reply, Request, Session
 from sm120kit.images.distribution._transfer import Blobs
 from sm120kit.images.image_records import image_content
-from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
+from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
 
 T = TypeVar("T")
 
@@ -64,15 +62,6 @@ class RemoteImage:
         """See :attr:`Image.content`; true only if the layers have their diff ids."""
         config = parse_json(self.config)
         return image_content(self.diff_ids, config["os"], config["architecture"], config.get("config") or {})
-
-
-@dataclass(frozen=True)
-class RemoteArtifact:
-    """Files in a registry that are no image: digest and ``artifactType`` of the manifest, and its files."""
-
-    digest: str
-    artifact_type: str
-    files: tuple[Descriptor, ...]
 
 
 class RegistryClient:
@@ -211,60 +200,6 @@ class RegistryClient:
         layers = [Descriptor(LAYER, diff_id, layout.path(diff_id).stat().st_size) for diff_id in image.diff_ids]
         return layout.add_manifest(manifest_of(config, layers))
 
-    def artifact(self, tag: str) -> RemoteArtifact | None:
-        """The artifact with a tag; None if the registry does not have it.
-
-        Raises:
-            BadInput: the tag is not that of an artifact.
-            RegistryFailed: the registry does not respond, or refuses.
-        """
-        if self._manifest_reply("HEAD", tag) is None:
-            return None
-        manifest = self._document(tag)
-        problem = f"{self.repository}:{tag} is no artifact"
-        try:
-            files = tuple(map(Descriptor.from_json, manifest.document["layers"]))
-            artifact_type = str(manifest.document["artifactType"])
-        except (KeyError, TypeError, ValueError, AttributeError, BadInput) as error:
-            raise BadInput(f"{problem}: {type(error).__name__}: {str(error)[:200]}", _HINT) from error
-        if len(files) > MAX_LAYERS:
-            raise BadInput(f"{problem}: it has {len(files)} files", _HINT)
-        return RemoteArtifact(manifest.digest, artifact_type, files)
-
-    def fetch_files(self, files: Sequence[tuple[Descriptor, Path]]) -> None:
-        """Write files of an artifact to paths that do not exist; their contents are verified.
-
-        Raises:
-            NotFound, NotTrusted, RegistryFailed: see :meth:`pull`.
-            ResourceUnavailable, SystemRefused: a file cannot be written.
-        """
-        total = sum(blob.size for blob, _ in files)
-        with reporting.task(f"fetching from {self.repository}", total, transfer=True) as advance:
-            blobs = self._blobs(advance)
-            self._parallel([partial(_write, blobs, blob, path) for blob, path in files])
-
-    def push_artifact(self, artifact_type: str, files: Sequence[tuple[Descriptor, Path]], tag: str) -> str:
-        """Push files as an artifact and return the digest of its manifest. The tag is written last, and moves if it exists.
-
-        https://github.com/opencontainers/image-spec/blob/main/manifest.md#guidelines-for-artifact-usage
-
-        Raises:
-            Mismatch: a file does not have its size.
-            NotTrusted: the registry stored other content.
-            RegistryFailed: it does not respond, or refuses.
-        """
-        with tempfile.NamedTemporaryFile() as empty:
-            empty.write(b"{}")
-            empty.flush()
-            config = Descriptor(EMPTY, f"sha256:{hashlib.sha256(b'{}').hexdigest()}", 2)
-            sent = [*files, (config, Path(empty.name))]
-            total = sum(blob.size for blob, _ in sent)
-            with reporting.task(f"pushing to {self.repository}", total, transfer=True) as advance:
-                blobs = self._blobs(advance)
-                self._parallel([partial(_send, blobs, blob, path) for blob, path in sent])
-        content = manifest_of(config, [blob for blob, _ in files], artifact_type)
-        return self._put_manifest(tag, content)
-
     def _blobs(self, advance: Callable[[int], None] = lambda count: None) -> Blobs:
         return Blobs(self._session, self._name, advance, self._stop)
 
@@ -365,16 +300,6 @@ def _uncompressed(blob: Descriptor, received: Iterator[bytes]) -> Iterator[bytes
         yield piece
     for _ in received:  # what the decompressor has not read belongs to the digest as well
         pass
-
-
-def _write(blobs: Blobs, blob: Descriptor, path: Path) -> None:
-    def store(received: Iterator[bytes]) -> None:
-        with path.open("wb") as file:
-            file.writelines(received)
-
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        blobs.download(blob, store)
 
 
 def _send(blobs: Blobs, blob: Descriptor, path: Path) -> None:
