@@ -1,4 +1,4 @@
-"""Load of a real HTTP server with a schedule: options that replace a workload's values, rates, datasets."""
+"""Load of a real HTTP server with a schedule: options that replace a workload's values, and rates."""
 
 from __future__ import annotations
 
@@ -49,14 +49,6 @@ def test_rate_does_not_wait_for_answers(url: str, tmp_path: Path) -> None:
     assert len(started) == 10 and started[-1] - started[0] > 0.02
 
 
-def test_dataset(url: str, tmp_path: Path) -> None:
-    dataset = tmp_path / "dataset.jsonl"
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    dataset.write_text("\n".join(json.dumps(entry) for entry in ({"messages": turns}, {"prompt": "d"})))
-    (case,) = measured(url, tmp_path / "d.json", "--dataset", dataset, "--concurrency", 2).cases
-    assert sorted((sample.user, sample.prompt) for sample in case.samples) == [(0, 0), (0, 0), (1, 1)]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -65,7 +57,6 @@ def test_dataset(url: str, tmp_path: Path) -> None:
         (["--concurrency", "0"], "concurrency"),
         (["--extra-body", "[1]"], "is not a JSON object"),
         (["--extra-body", "@absent.json"], "No such file"),
-        (["--dataset", "absent.jsonl"], "absent.jsonl"),
     ],
 )
 def test_bad_options_are_refused(url: str, tmp_path: Path, options: list[str], message: str) -> None:

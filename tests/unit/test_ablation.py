@@ -9,7 +9,7 @@ from math import isclose
 import pytest
 from typer.testing import CliRunner
 
-from sm120kit.bench import ablation
+from sm120kit.bench import ablation, compare_results
 from sm120kit.bench.result_file import FORMAT, Environment, MeasuredCase, Result
 from sm120kit.bench.sample import Exchange, parse_sample
 from sm120kit.cli import app
@@ -60,10 +60,10 @@ def test_option_that_the_engine_refuses_is_not_measured() -> None:
 
 def test_interval_is_students() -> None:
     """The logarithms of the ratios are 0 and ln 4: their mean is ln 2, their standard error ln 2, and t is 12.706."""
-    gain = ablation.Gain(1, 1, 0, "decode_tok_s", (10.0, 10.0), (10.0, 40.0))
+    gain = compare_results.Gain(1, 1, 0, "decode_tok_s", (10.0, 10.0), (10.0, 40.0))
     assert gain.interval and isclose(gain.ratio, 2)
     assert isclose(gain.interval[0], 2 * 2**-12.706) and isclose(gain.interval[1], 2 * 2**12.706)
-    assert replace(gain, without=(10.0,), having=(20.0,)).interval is None
+    assert replace(gain, before=(10.0,), after=(20.0,)).interval is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from sm120kit.bench import bench_environment, clocks, compare_results, result_file, workload
+from sm120kit.bench import bench_environment, compare_results, result_file, workload
 from sm120kit.bench._metrics import Acceptance
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
@@ -403,34 +403,23 @@ def test_different_environment_are_refused_unless_ignored() -> None:
     assert "given.gpu: a / b" in caught.value.message
     assert "thinking" not in caught.value.message
     compared = compare_results.compare(before, after, ["thinking", "given.gpu"])
-    (case,) = compared.cases
     assert compared.differ == {"thinking": ("off", "on"), "given.gpu": ("a", "b")}
-    assert case.figures[0].ratio == pytest.approx(2)
+    assert {gain.figure: gain.ratio for gain in compared.gains}["decode_tok_s"] == pytest.approx(2)
 
 
-def test_overlapping_spreads_are_not_beyond_the_spread() -> None:
-    before = result_of(measured(steady(0, 1.0, 0.1, 11), steady(0, 1.0, 0.08, 11)))
-    after = result_of(measured(steady(0, 1.0, 0.09, 11), steady(0, 1.0, 0.07, 11)))
-    (case,) = compare_results.compare(before, after, []).cases
-    assert case.figures[0].beyond_spread is False
-
-
-def test_comparison_has_errors_first_and_every_figure() -> None:
+def test_comparison_has_errors_and_every_figure() -> None:
     """The rates are equal, but requests fail, or the first token takes 5 s longer."""
     good = measured(*(steady(0, 1.0 + start, 0.1, 11) for start in range(4)))
     failing = replace(good, samples=(good.samples[0], *(replace(one, error="HTTP 500") for one in good.samples[1:])))
     late = measured(*(replace(one, started=-5.0) for one in good.samples), concurrency=2)
     before = result_of(replace(good, concurrency=2), good)
-    first, second = compare_results.compare(before, result_of(late, failing), []).cases
-    assert (first.concurrency, first.errors_before, first.errors_after, first.fails_more) == (1, (0, 4), (3, 4), True)
-    assert (
-        not second.fails_more and compare_results.compare(result_of(failing), result_of(good), []).cases[0].fails_more is False
-    )
-    figures = {figure.figure: figure for figure in second.figures}
-    assert (figures["decode_tok_s"].ratio, figures["decode_tok_s"].beyond_spread) == (pytest.approx(1), False)
-    assert figures["ttft"].before == (2.5, 1.0, 4.0) and figures["ttft"].after == (7.5, 6.0, 9.0)
-    assert figures["ttft"].beyond_spread is True
-    assert {"prefill_tok_s", "ttfa", "ttft_p95", "itl_p50", "itl_p99"} <= set(figures)
+    compared = compare_results.compare(before, result_of(late, failing), [])
+    assert compared.failures == (compare_results.Failures((1, 100, 0), (0, 4), (3, 4)),) and compared.failures[0].more
+    assert not compare_results.compare(result_of(failing), result_of(good), []).failures[0].more
+    gains = {gain.figure: gain for gain in compared.gains if gain.concurrency == 2}
+    assert gains["decode_tok_s"].ratio == pytest.approx(1)
+    assert (gains["ttft"].before, gains["ttft"].after, gains["ttft"].interval) == ((2.0,), (7.0,), None)
+    assert {"prefill_tok_s", "ttfa", "ttft_p95", "itl_p50", "itl_p99"} <= set(gains)
 
 
 def test_times_between_chunks_are_unknown_if_the_client_lagged() -> None:
@@ -452,40 +441,25 @@ def test_partial_result_is_refused_unless_ignored() -> None:
     for pair in ((complete, partial), (partial, partial)):
         with pytest.raises(NotComparable, match="complete: "):
             compare_results.compare(*pair, [])
-        assert len(compare_results.compare(*pair, ["complete"]).cases) == 1
+        assert compare_results.compare(*pair, ["complete"]).gains
     interrupted = replace(partial, cases=(replace(complete.cases[0], complete=False),))
     with pytest.raises(NotComparable, match="no case in common"):
         compare_results.compare(complete, interrupted, ["complete"])
 
 
-def test_spread_of_restarts_is_between_their_medians() -> None:
-    """Requests from 5 to 20 tok/s in each start, whose medians are 10, 10.5 and 11: 12 is more than the spread."""
-    starts = [(0.2, 0.1, 0.05), (0.2, 1 / 10.5, 0.05), (0.2, 1 / 11, 0.05)]
-    before = result_of(
-        *(replace(measured(*(steady(0, 1.0, gap, 11) for gap in gaps)), restart=number) for number, gaps in enumerate(starts))
+def test_starts_are_compared_in_pairs() -> None:
+    """Each start is 20 % faster than the one with its number; of results with other numbers, the common starts count."""
+    starts = [replace(measured(steady(0, 1.0, gap, 11)), restart=number) for number, gap in enumerate((0.1, 0.2, 0.4))]
+    faster = [replace(measured(steady(0, 1.0, gap / 1.2, 11)), restart=number) for number, gap in enumerate((0.1, 0.2, 0.4))]
+    (rate,) = (
+        gain
+        for gain in compare_results.compare(result_of(*starts), result_of(*faster), []).gains
+        if gain.figure == "decode_tok_s"
     )
-    faster = [replace(case, samples=(steady(0, 1.0, 1 / 12, 11),)) for case in before.cases]
-    (case,) = compare_results.compare(before, result_of(*faster), []).cases
-    rate = case.figures[0]
-    assert (case.between, rate.before, rate.beyond_spread) == ("starts", pytest.approx((10.5, 10, 11)), True)
-    (single,) = compare_results.compare(before, result_of(faster[0]), []).cases
-    rate = single.figures[0]
-    assert (single.between, rate.before, rate.beyond_spread) == ("requests", pytest.approx((10.5, 5, 20)), False)
-
-
-def test_slower_restart_is_beyond_the_spread_of_requests_but_within_that_of_starts() -> None:
-    starts = [
-        replace(measured(steady(0, 1.0, gap, 11), steady(0, 3.0, gap * 1.01, 11)), restart=number)
-        for number, gap in enumerate((0.1, 0.2))
-    ]
-    first, second = (result_of(replace(case, restart=0)) for case in starts)
-    (between_requests,) = compare_results.compare(first, second, []).cases
-    assert (between_requests.between, between_requests.figures[0].beyond_spread) == ("requests", True)
-    both = result_of(*starts)
-    (between_starts,) = compare_results.compare(both, both, []).cases
-    assert (between_starts.between, between_starts.figures[0].beyond_spread) == ("starts", False)
-    _, lowest, highest = between_starts.figures[0].before or (0, 0, 0)
-    assert highest / lowest == pytest.approx(2)
+    assert (rate.before, rate.ratio) == (pytest.approx((10, 5, 2.5)), pytest.approx(1.2))
+    assert rate.interval == pytest.approx((1.2, 1.2))
+    one = compare_results.compare(result_of(*starts), result_of(faster[0]), []).gains
+    assert {gain.interval for gain in one} == {None}
 
 
 def test_environment_unknown_in_both_are_listed() -> None:
@@ -503,38 +477,6 @@ def test_environment_unknown_in_both_are_listed() -> None:
 
 
 # ---- environment
-
-
-def test_parse_nvidia_smi_samples() -> None:
-    output = """0, 180, 20.00, 99, 0x0000000000000001
-1, 180, 20.00, 99, 0x0000000000000001
-0, 2617, 597.31, 71, 0x0000000000000004
-1, 300, [N/A], [N/A], [N/A]
-0, 2400, 601.00, 74, 0x0000000000000000
-0, 2500, 599.00, 73, 0x0000000000000021
-0, 26"""
-    sampled = clocks.parse(output)
-    assert sampled is not None
-    first, second = sampled
-    assert (first.gpu, first.looks, first.sm_mhz, first.watts, first.hottest) == (
-        0,
-        3,
-        (2400, 2500, 2617),
-        (597.31, 599.0, 601.0),
-        74,
-    )
-    assert first.slowed == {"sw_power_cap": 1 / 3, "sw_thermal_slowdown": 1 / 3}
-    assert (second.sm_mhz, second.watts, second.hottest, second.slowed) == ((300, 300, 300), None, None, None)
-    assert clocks.lines(sampled)[1] == "GPU 1: SM 300 to 300 MHz, power unknown, temperature unknown; slowed unknown"
-    assert "sw_power_cap (33% of a case), sw_thermal_slowdown (33% of a case)" in clocks.lines(sampled)[0]
-    assert clocks.parse("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") is None
-
-
-def test_clocks_that_are_no_numbers() -> None:
-    gpus = "".join(f"{gpu}, 1, 1, 1, 0x0\n" * 2 for gpu in ("²", "9" * 5000))
-    odd = clocks.parse(f"{gpus}0, 1, 1, 1, 0x0\n0, inf, nan, ², 0x²\n")
-    assert odd is not None
-    assert [(gpu.gpu, gpu.sm_mhz, gpu.watts, gpu.hottest, gpu.slowed) for gpu in odd] == [(0, None, None, None, None)]
 
 
 def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:

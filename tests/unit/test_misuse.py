@@ -411,7 +411,6 @@ def test_damaged_data_file(
 
 CASES = {
     "bench show /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
-    f"bench run {NOWHERE} --dataset /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
     f"bench run {NOWHERE} --api-key @/dev/zero": (2, "cannot read /dev/zero: it has more than 64 MiB"),
     "publish image localhost:9/x --key /dev/zero": (11, "cannot read the private key /dev/zero: it has more than 64 MiB"),
     "patch import /dev/zero": (11, "/dev/zero cannot be read: it has more than 64 MiB"),

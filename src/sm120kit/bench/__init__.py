@@ -7,26 +7,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sm120kit.bench import (
     _metrics,
-    _run_settings,
     bench_environment,
     client,
-    clocks,
     result_file,
-    resume,
     workload,
 )
-from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
+from sm120kit.bench.result_file import Environment, MeasuredCase, Result, Served
 from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import NotComparable, ServerFailed
+from sm120kit.core.errors import ServerFailed
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import find
 
@@ -46,8 +41,7 @@ class MeasuredServer:
 @dataclass(frozen=True)
 class Measurement:
     """How servers are measured into one result. ``given`` is what the user states.
-    A request without data for ``stall_seconds`` has failed. Cases of ``resumed``, the result of an interrupted run, are not
-    measured again.
+    A request without data for ``stall_seconds`` has failed.
 
     ``probe`` is called on each start of a server before its first case; it returns verdicts, and may refuse to go on.
     ``save`` gets the partial result after each case, and when a case is interrupted. ``case_begins`` gets a case and its
@@ -59,7 +53,6 @@ class Measurement:
     given: Mapping[str, str] = field(default_factory=dict)
     stall_seconds: float = client.STALL_SECONDS
     case_begins: Callable[[Case, int], RequestEnded] = lambda case, requests: lambda: None
-    resumed: Result | None = None
     probe: Callable[[MeasuredServer], Mapping[str, str]] = lambda server: {}
 
 
@@ -91,21 +84,21 @@ def run(
     start: int = 0,
     last_start: bool = True,
 ) -> Result:
-    """Measure every case of a workload on a running server that the result so far lacks.
+    """Measure every case of a workload on a running server.
 
     A server that is restarted is measured once after each ``start``, with the result of the starts before as ``earlier``; each
     start has another order of cases. The result is complete after the last case of the ``last_start``.
 
     Raises:
-        NotComparable: the environment of the interrupted run differs.
         ServerFailed: the server went away; the result was saved.
     """
     began = datetime.now(UTC)
     endpoint, named = server.endpoint, measurement.workload
-    result = earlier or _first_result(server, measurement, began)
-    order = [] if result.complete else resume.missing(named.workload, result.cases, start)
-    if order:
-        result = replace(result, probes={**result.probes, **measurement.probe(server)})
+    result = earlier or Result(
+        result_file.FORMAT, began.isoformat(timespec="seconds"), False, _environment(server, measurement), ()
+    )
+    order = workload.cases(named.workload, start)
+    result = replace(result, probes={**result.probes, **measurement.probe(server)})
     for number, case in enumerate(order):
 
         def save_interrupted(part: MeasuredCase, before: Result = result) -> None:
@@ -125,65 +118,21 @@ def run(
     return result
 
 
-def _first_result(server: MeasuredServer, measurement: Measurement, began: datetime) -> Result:
-    """The result before the first case: that of an interrupted run in the same environment, else one without cases."""
-    resumed = measurement.resumed
-    about = _environment(server, measurement)
-    if resumed is None:
-        return Result(result_file.FORMAT, began.isoformat(timespec="seconds"), False, about, ())
-    _require_same(resumed, {item.name: getattr(about, item.name) for item in fields(Environment)})
-    return resumed
-
-
-def require_resumable(measurement: Measurement) -> None:
-    """Compare the interrupted run of a measurement, if there is one, with everything that needs no server.
-
-    Raises:
-        NotComparable: the workload, its prompts, what was stated, or the measuring program differ.
-    """
-    if measurement.resumed:
-        _require_same(measurement.resumed, _planned(measurement))
-
-
-def _require_same(resumed: Result, expected: Mapping[str, object]) -> None:
-    if differ := [
-        each for name, value in expected.items() for each in _differ(name, getattr(resumed.environment, name), value)
-    ]:
-        raise NotComparable(
-            f"the interrupted run cannot be resumed, it differs in: {', '.join(differ)}",
-            "run the same command on the same server, or start over with --overwrite or another place for the result",
-        )
-
-
-def _differ(name: str, before: object, after: object) -> list[str]:
-    """The names of what differs: of the members of a mapping as ``<name>.<member>``."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        return [f"{name}.{key}" for key in sorted(before | after) if before.get(key) != after.get(key)]
-    return [] if before == after else [name]
-
-
-def _planned(measurement: Measurement) -> dict[str, Any]:
-    """The part of the environment that a measurement itself decides."""
-    named = measurement.workload
-    return {
-        "workload": named.name,
-        "workload_sha256": named.sha256,
-        "thinking": named.workload.thinking,
-        "temperature": named.workload.temperature,
-        "client": bench_environment.client(),
-        "given": dict(measurement.given),
-        "prompts_sha256": digest_of(workload.prompts(named.workload)),
-    }
-
-
 def _environment(server: MeasuredServer, measurement: Measurement) -> Environment:
+    named = measurement.workload
     return Environment(
         url=server.endpoint.url,
         model=server.model,
-        reported={**client.server_info(server.endpoint, server.model), **_run_settings.published(server.endpoint)},
+        workload=named.name,
+        workload_sha256=named.sha256,
+        thinking=named.workload.thinking,
+        temperature=named.workload.temperature,
+        client=bench_environment.client(),
+        given=dict(measurement.given),
+        prompts_sha256=digest_of(named.workload.prompts),
+        reported=client.server_info(server.endpoint, server.model),
         served=server.served,
         machine=bench_environment.machine(server.endpoint.url, server.served, measurement.given),
-        **_planned(measurement),
     )
 
 
@@ -214,12 +163,8 @@ def _measure(
         endpoint, counted(warmups), stall_seconds=measurement.stall_seconds, on_end=lambda request: request_ended()
     )
     result = MeasuredCase(case.concurrency, case.output_tokens, case.context_tokens, warm.samples, (), None, None)
-    here = about.machine != Machine()
     try:
-        with (
-            clocks.sampled() if here else nullcontext(lambda: None) as gpu_clocks,
-            _metrics.measured(endpoint) as reported,
-        ):
+        with _metrics.measured(endpoint) as reported:
             concurrency = workload.all_requests(work, case, server.model, salt)
             streamed = client.stream_all(endpoint, counted(concurrency), stall_seconds=measurement.stall_seconds, on_end=on_end)
     except BaseException:
@@ -231,7 +176,6 @@ def _measure(
         samples=streamed.samples,
         lag_seconds=streamed.lag_seconds,
         acceptance=reported().acceptance,
-        clocks=gpu_clocks(),
         prefix_cache=reported().prefix_cache,
     )
 

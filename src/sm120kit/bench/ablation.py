@@ -6,11 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, log, sqrt
-from statistics import mean, stdev
 
-from sm120kit.bench.figures import summary
-from sm120kit.bench.result_file import MeasuredCase, Result
+from sm120kit.bench.compare_results import Gain, gains
+from sm120kit.bench.result_file import Result
 from sm120kit.core.errors import Mismatch
 from sm120kit.core.outside import parse_json
 from sm120kit.images import backends
@@ -21,8 +19,6 @@ from sm120kit.serving import allreduce
 from sm120kit.serving.derived_configuration import with_arguments
 
 FIGURES = ("decode_tok_s", "total_tok_s", "prefill_tok_s")
-STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""0.975 quantiles of Student's t by degrees of freedom, from 1; that of the last for more."""
 
 
 def options(configuration: Configuration, names: Iterable[str]) -> tuple[Ablation, ...]:
@@ -67,39 +63,6 @@ def all_reduce(configuration: Configuration, options: Iterable[Ablation]) -> str
 
 
 @dataclass(frozen=True)
-class Gain:
-    """A figure of a case, in the order of the starts: its rates ``without`` and ``having`` the option, in tokens per second.
-
-    Starts that lack the figure are left out on both sides.
-    """
-
-    concurrency: int
-    output_tokens: int
-    context_tokens: int
-    figure: str
-    without: tuple[float, ...]
-    having: tuple[float, ...]
-
-    @property
-    def ratio(self) -> float:
-        """The geometric mean of the ratios of the starts."""
-        return exp(mean(self._logs))
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the ratio, by Student's t over its logarithms; None for one start."""
-        count = len(self._logs)
-        if count < 2:
-            return None
-        half = STUDENT_T[min(count - 2, len(STUDENT_T) - 1)] * stdev(self._logs) / sqrt(count)
-        return exp(mean(self._logs) - half), exp(mean(self._logs) + half)
-
-    @property
-    def _logs(self) -> list[float]:
-        return [log(having / without) for without, having in zip(self.without, self.having, strict=True)]
-
-
-@dataclass(frozen=True)
 class AnswerChanges:
     """How many prompts have other answers with the option, and how many in another start without it, each of those compared.
 
@@ -137,21 +100,7 @@ class AblationEffect:
 
 def effect(option: Ablation, without: Result, having: Result) -> AblationEffect:
     """Compare the results of a configuration without and with an option, start by start."""
-    first, second = _cases(without), _cases(having)
-    pairs = [(key, first[key], second[key]) for key in sorted(first.keys() & second.keys())]
-    gains = []
-    for key in dict.fromkeys(key for (key, _), _, _ in pairs):
-        starts = [(summary(a), summary(b)) for (each, _), a, b in pairs if each == key]
-        for figure in FIGURES:
-            rates = [(x, y) for a, b in starts if (x := getattr(a, figure)) and (y := getattr(b, figure))]
-            if rates:
-                gains.append(Gain(*key, figure, *zip(*rates, strict=True)))
-    return AblationEffect(option.name, option.text, tuple(gains), _answers(without, having))
-
-
-def _cases(result: Result) -> dict[tuple[tuple[int, int, int], int], MeasuredCase]:
-    """The complete cases by identity and start."""
-    return {(case.key, case.restart): case for case in result.cases if case.complete}
+    return AblationEffect(option.name, option.text, gains(without, having, FIGURES), _answers(without, having))
 
 
 Texts = Mapping[tuple[object, ...], frozenset[str]]

@@ -1,57 +1,87 @@
-"""Compare two results case by case: refused if their environments differ, with the spread of their figures."""
+"""Compare two results case by case and start by start; refused if their environments differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
-from statistics import median
+from math import exp, log, sqrt
+from statistics import mean, stdev
 
 from sm120kit.bench.figures import COLUMNS, UNKNOWN, summary
 from sm120kit.bench.result_file import Machine, MeasuredCase, Result, Served
-from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import NotComparable
 
-Spread = tuple[float, float, float]
-"""Median, lowest and highest value of a figure."""
-
+FIGURES = tuple(name for name in COLUMNS if name not in ("tokens", "chunks"))
+"""The compared figures of a case."""
 GROUPS = ("client", "given", "reported", "served", "machine")
+STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""0.975 quantiles of Student's t by degrees of freedom, from 1; that of the last for more."""
+
+CaseKey = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class FigureDifference:
-    """A figure of :class:`sm120kit.bench.result_file.Summary` in two results, with its lowest and highest value in each.
-
-    ``beyond_spread`` is true if the two ranges are disjoint, None if a result lacks the figure or has one value of it.
-    """
-
-    figure: str
-    before: Spread | None
-    after: Spread | None
-    ratio: float | None
-    beyond_spread: bool | None
-
-
-@dataclass(frozen=True)
-class CaseDifference:
-    """A case in both results: the failed requests of all, and each figure of the successful ones.
-
-    ``between`` names the spread: between the medians of several "starts" of the server if both results have several, else
-    between "requests".
-    """
+class Gain:
+    """A figure of a case in two results, in the order of the starts that both have; starts that lack it are left out."""
 
     concurrency: int
     output_tokens: int
     context_tokens: int
-    errors_before: tuple[int, int]
-    errors_after: tuple[int, int]
-    between: str
-    figures: tuple[FigureDifference, ...]
+    figure: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
 
     @property
-    def fails_more(self) -> bool:
-        """Whether a larger share of the requests failed than before."""
-        (before, of_before), (after, of_after) = self.errors_before, self.errors_after
-        return after * of_before > before * of_after
+    def ratio(self) -> float:
+        """The geometric mean of the ratios of the starts."""
+        return exp(mean(self._logs))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of the ratio, by Student's t over its logarithms; None for one start."""
+        count = len(self._logs)
+        if count < 2:
+            return None
+        half = STUDENT_T[min(count - 2, len(STUDENT_T) - 1)] * stdev(self._logs) / sqrt(count)
+        return exp(mean(self._logs) - half), exp(mean(self._logs) + half)
+
+    @property
+    def _logs(self) -> list[float]:
+        return [log(after / before) for before, after in zip(self.before, self.after, strict=True)]
+
+
+def gains(before: Result, after: Result, figures: Sequence[str] = FIGURES) -> tuple[Gain, ...]:
+    """The figures of all cases that are complete in both results, of starts with the same number."""
+    first, second = _by_start(before), _by_start(after)
+    pairs = [
+        (key, summary(first[key, start]), summary(second[key, start])) for key, start in sorted(first.keys() & second.keys())
+    ]
+    found = []
+    for key in dict.fromkeys(key for key, _, _ in pairs):
+        for figure in figures:
+            of_starts = [(getattr(a, figure), getattr(b, figure)) for each, a, b in pairs if each == key]
+            if known := [pair for pair in of_starts if all(pair)]:
+                found.append(Gain(*key, figure, *zip(*known, strict=True)))
+    return tuple(found)
+
+
+def _by_start(result: Result) -> dict[tuple[CaseKey, int], MeasuredCase]:
+    """The complete cases by identity and start."""
+    return {(case.key, case.restart): case for case in result.cases if case.complete}
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Failed requests of a case in two results, and all of its requests."""
+
+    case: CaseKey
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+    @property
+    def more(self) -> bool:
+        """Whether a larger share failed than before."""
+        return self.after[0] * self.before[1] > self.before[0] * self.after[1]
 
 
 @dataclass(frozen=True)
@@ -60,7 +90,8 @@ class Comparison:
 
     differ: dict[str, tuple[str, str]]
     unknown: tuple[str, ...]
-    cases: tuple[CaseDifference, ...]
+    failures: tuple[Failures, ...]
+    gains: tuple[Gain, ...]
 
 
 def environment(result: Result) -> dict[str, str]:
@@ -91,7 +122,7 @@ def briefly(names: Collection[str]) -> str:
 
 
 def compare(before: Result, after: Result, ignore: Collection[str]) -> Comparison:
-    """Compare the complete cases that both results have, first those in which requests failed.
+    """Compare the complete cases that both results have.
 
     Raises:
         NotComparable: their environments differ in what is not in ``ignore``, one is partial, or no case is in both.
@@ -110,64 +141,16 @@ def compare(before: Result, after: Result, ignore: Collection[str]) -> Compariso
         raise NotComparable(
             f"the results differ in: {differences}", f"to compare them all the same: --ignore {','.join(refused)}"
         )
-    cases = _cases(before)
-    common = [_difference(key, cases[key], measured) for key, measured in sorted(_cases(after).items()) if key in cases]
+    common = {case.key for case in before.cases if case.complete} & {case.key for case in after.cases if case.complete}
     if not common:
         raise NotComparable("the results have no case in common", "compare runs of the same workload")
-    common.sort(key=lambda case: not (case.errors_before[0] or case.errors_after[0]))
+    failures = (Failures(key, _failed(before, key), _failed(after, key)) for key in sorted(common))
     unknown = tuple(name for name in sorted(first.keys() & second.keys()) if first[name] == second[name] == UNKNOWN)
-    return Comparison(differ, unknown, tuple(common))
+    return Comparison(
+        differ, unknown, tuple(each for each in failures if each.before[0] or each.after[0]), gains(before, after)
+    )
 
 
-def _cases(result: Result) -> dict[tuple[int, int, int], list[MeasuredCase]]:
-    """The complete cases by identity, with one measurement per start."""
-    cases: dict[tuple[int, int, int], list[MeasuredCase]] = {}
-    for case in result.cases:
-        if case.complete:
-            cases.setdefault(case.key, []).append(case)
-    return cases
-
-
-PER_REQUEST: dict[str, Callable[[Sample], float | None]] = {
-    "decode_tok_s": lambda sample: sample.decode_tok_s,
-    "prefill_tok_s": lambda sample: sample.prefill_tok_s,
-    "ttft": lambda sample: sample.ttft,
-    "ttfa": lambda sample: sample.ttfa,
-}
-"""Figures of a case that are medians over its requests."""
-FIGURES = tuple(name for name in COLUMNS if name not in ("tokens", "chunks"))
-"""The compared figures of a case."""
-
-
-def _difference(key: tuple[int, int, int], before: Sequence[MeasuredCase], after: Sequence[MeasuredCase]) -> CaseDifference:
-    between = "starts" if len(before) > 1 and len(after) > 1 else "requests"
-    figures = [_figure(name, before, after, between) for name in FIGURES]
-    known = tuple(figure for figure in figures if figure.before or figure.after)
-    return CaseDifference(*key, _errors(before), _errors(after), between, known)
-
-
-def _errors(cases: Sequence[MeasuredCase]) -> tuple[int, int]:
-    """Failed requests, and all."""
-    samples = [sample for case in cases for sample in case.samples]
+def _failed(result: Result, key: CaseKey) -> tuple[int, int]:
+    samples = [sample for case in result.cases if case.complete and case.key == key for sample in case.samples]
     return sum(bool(sample.error) for sample in samples), len(samples)
-
-
-def _figure(name: str, before: Sequence[MeasuredCase], after: Sequence[MeasuredCase], between: str) -> FigureDifference:
-    first, second = _values(name, before, between), _values(name, after, between)
-    a, b = _spread(first), _spread(second)
-    if a is None or b is None:
-        return FigureDifference(name, a, b, None, None)
-    beyond = (b[1] > a[2] or b[2] < a[1]) if len(first) > 1 or len(second) > 1 else None
-    return FigureDifference(name, a, b, b[0] / a[0] if a[0] else None, beyond)
-
-
-def _values(name: str, cases: Sequence[MeasuredCase], between: str) -> list[float]:
-    """The figure of each start, or of each request if the spread is between them and the figure is of requests."""
-    if between == "starts" or name not in PER_REQUEST:
-        return [value for case in cases if (value := getattr(summary(case), name)) is not None]
-    values = [PER_REQUEST[name](sample) for case in cases for sample in case.samples if not sample.error]
-    return [value for value in values if value is not None]
-
-
-def _spread(values: Sequence[float]) -> Spread | None:
-    return (median(values), min(values), max(values)) if values else None

@@ -15,8 +15,7 @@ from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.sample import Sample
 
 if TYPE_CHECKING:
-    from sm120kit.bench.compare_results import CaseDifference
-    from sm120kit.bench.workload import Case
+    pass
 
 LAG_SECONDS = 0.1
 """If the client did not read its streams for longer, chunks that arrived meanwhile have one time, and ITL is unknown."""
@@ -219,7 +218,7 @@ TOTAL_DIFFERENCE = 0.1
 def notes(result: Result) -> list[str]:
     """What a reader must know of the figures of a result: reasons for unknown ones, bounds, contradictions, errors."""
     found = [f"the server answers wrongly: {probe}" for probe in result.wrong]
-    found += [f"{name(case)}: {note}" for case in result.cases for note in _notes(case, summary(case))]
+    found += [f"{name(*case.key)}: {note}" for case in result.cases for note in _notes(case, summary(case))]
     if all(prefix_cache(case) is None for case in result.cases):
         found.append("cached: unknown, neither usage nor the server's metrics have it")
     return found + sorted({f"error: {sample.error}" for case in result.cases for sample in case.samples if sample.error})
@@ -232,16 +231,16 @@ def about(result: Result) -> str:
     return f"{about.model} at {about.url}; {about.workload}, thinking {about.thinking}; {result.started_utc}{partial}"
 
 
-def name(case: Case | MeasuredCase | CaseDifference) -> str:
+def name(concurrency: int, output_tokens: int, context_tokens: int) -> str:
     """A case in words."""
-    return f"concurrency {case.concurrency}, {case.output_tokens:,} output tokens at context depth {case.context_tokens:,}"
+    return f"concurrency {concurrency}, {output_tokens:,} output tokens at context depth {context_tokens:,}"
 
 
 def line(case: MeasuredCase) -> str:
     """A case with its decode rate, and its failed requests if there are any."""
     computed = summary(case)
     rate = f"{computed.decode_tok_s:.1f} tok/s per request" if computed.decode_tok_s else f"rate unknown: {computed.no_rate}"
-    return f"{name(case)}: {rate}" + (f", {failed(case)} requests failed" if computed.errors or not case.complete else "")
+    return f"{name(*case.key)}: {rate}" + (f", {failed(case)} requests failed" if computed.errors or not case.complete else "")
 
 
 def _notes(case: MeasuredCase, figures: Summary) -> Iterator[str]:

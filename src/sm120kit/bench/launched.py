@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sm120kit import bench, serving
-from sm120kit.bench import MeasuredServer, Measurement, bench_environment, resume
+from sm120kit.bench import MeasuredServer, Measurement, bench_environment
 from sm120kit.bench.result_file import Result
 from sm120kit.core.urls import Endpoint
 from sm120kit.recipes import configurations
@@ -26,11 +26,6 @@ class LaunchedConfiguration:
     start: Start
     configuration: Configuration
     measurement: Measurement
-
-    def lacks(self, number: int) -> bool:
-        """Whether the interrupted run lacks cases of a start, or there was none."""
-        resumed, work = self.measurement.resumed, self.measurement.workload.workload
-        return resumed is None or (not resumed.complete and bool(resume.missing(work, resumed.cases, number)))
 
     def measure(self, number: int, before: Result | None, *, last_start: bool) -> Result:
         """Start a server and measure it, after the starts that the result ``before`` has."""
@@ -57,22 +52,17 @@ def measure(launches: Sequence[LaunchedConfiguration], restarts: int = 0) -> lis
     """Start the server of each configuration ``restarts`` + 1 times, and measure it. One result for each.
 
     Several configurations take turns, every second time in reverse order, so that a machine that becomes slower or faster
-    favours none. Of an interrupted run, a server is started only if cases of its start are missing.
+    favours none.
 
     Raises:
-        NotComparable: an interrupted run differs from its measurement; if it needs no server to determine, none is started.
         Sm120kitError: see :func:`launch.run` and :func:`bench.run`; results of what was measured before were saved.
     """
-    for launched in launches:
-        bench.require_resumable(launched.measurement)
     results: list[Result | None] = [None] * len(launches)
     for number in range(restarts + 1):
         turn = list(enumerate(launches))
         for index, launched in reversed(turn) if number % 2 else turn:
-            if launched.lacks(number):
-                results[index] = launched.measure(number, results[index], last_start=number == restarts)
-    found = (own or launched.measurement.resumed for launched, own in zip(launches, results, strict=True))
-    return [result for result in found if result]
+            results[index] = launched.measure(number, results[index], last_start=number == restarts)
+    return [result for result in results if result]
 
 
 def _public_environment(configuration: Configuration) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median
 
 from sm120kit.bench import _differences as differences
@@ -17,28 +16,12 @@ from sm120kit.bench.workload import NamedWorkload
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration, Reference
 
-RESTARTS = 0.15
-"""Share by which a server's rate changes after a restart with empty JIT caches: its autotuner chooses other tactics.
-
-Source: github.com/Visual-Synthesizer/rtx6kpro benchmarks/inference-throughput/b650d4u-2gpu.md."""
-ROUNDING = 0.0005
-"""Share below a published figure that is printed as 0.0%."""
 FASTEST = 2.0
 """Multiple of the published rate above which a measurement of the same setup is doubted: of a cache, or of another model."""
-STARTS = 3
-"""Starts of the server that :attr:`PublishedVerdict.REPRODUCED` requires, since a rate differs between starts."""
+ROUNDING = 0.0005
+"""Share below a published figure that is printed as 0.0%."""
 WITHOUT_RATE = ("method", "workload", "requests", "tokens")
 """Fields whose difference explains a missing rate."""
-
-
-class PublishedVerdict(StrEnum):
-    """Result of comparing a published figure with a result."""
-
-    REPRODUCED = "REPRODUCED"
-    REACHED = "REACHED"
-    WITHIN = "WITHIN"
-    BELOW = "BELOW"
-    NOT_COMPARABLE = "NOT COMPARABLE"
 
 
 @dataclass(frozen=True)
@@ -64,25 +47,26 @@ class MeasuredRate:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A published figure, judged by a result. ``differences`` are the reasons why it is not comparable."""
+    """A published figure, and the rate measured as it was; not comparable if there are ``differences``."""
 
     reference: Reference
-    verdict: PublishedVerdict
     measured: MeasuredRate | None
     differences: tuple[SetupDifference, ...]
-    reasons: tuple[str, ...]
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the figure, less its published spread, was reached; None if that cannot be compared."""
+        if self.measured is None or self.differences:
+            return None
+        return self.measured.tok_s >= (self.reference.value - (self.reference.spread or 0)) * (1 - ROUNDING)
 
     @property
     def text(self) -> str:
-        """The verdict with its percentage, number of starts, or the fields that differ."""
-        if self.measured is None or self.verdict is PublishedVerdict.NOT_COMPARABLE:
-            return f"{self.verdict}: {', '.join(dict.fromkeys(each.field for each in self.differences))}"
-        missing = 1 - self.measured.tok_s / self.reference.value
-        return {
-            PublishedVerdict.WITHIN: f"{self.verdict} {missing:.1%}",
-            PublishedVerdict.BELOW: f"{self.verdict} by {missing:.1%}",
-            PublishedVerdict.REACHED: f"{self.verdict} in {self.measured.starts} of {STARTS} starts",
-        }.get(self.verdict, str(self.verdict))
+        """Whether it was reached and in how many starts, the share that is missing, or the fields that differ."""
+        if self.measured is None or self.reached is None:
+            return f"NOT COMPARABLE: {', '.join(dict.fromkeys(each.field for each in self.differences))}"
+        starts = f"{self.measured.starts} start{'s' * (self.measured.starts > 1)}"
+        return f"REACHED in {starts}" if self.reached else f"BELOW by {1 - self.measured.tok_s / self.reference.value:.1%}"
 
 
 def workloads(configuration: Configuration) -> tuple[NamedWorkload, ...]:
@@ -134,7 +118,6 @@ def _published(judgement: Judgement) -> Iterator[str]:
     yield f"published: concurrency {figure.concurrency}: {figure.value:g} tok/s{measured}; {judgement.text}; {figure.source}"
     for each in judgement.differences:
         yield f"{each.field}: published {each.published}, here {each.here}"
-    yield from judgement.reasons
 
 
 def _expected(configuration: Configuration, result: Result) -> Iterator[str]:
@@ -176,25 +159,15 @@ def _judgement(configuration: Configuration, reference: Reference, result: Resul
         *differences.of_result(configuration, reference, result),
         *differences.of_cases(result, cases),
     ]
-    published = f"{reference.value:g} tok/s"
-    if measured is None:
-        if not any(difference.field in WITHOUT_RATE for difference in differing):
-            none = "none: too few chunks, or the requests never decoded at the same time"
-            differing.append(SetupDifference("rate", published, none))
-    elif excess := _above_ceiling(configuration, result, cases[0], measured):
+    if measured is None and not any(difference.field in WITHOUT_RATE for difference in differing):
+        none = "none: too few chunks, or the requests never decoded at the same time"
+        differing.append(SetupDifference("rate", f"{reference.value:g} tok/s", none))
+    elif measured and (excess := _above_ceiling(configuration, result, cases[0], measured)):
         differing.append(excess)
-    elif measured.tok_s > FASTEST * reference.value:
+    elif measured and measured.tok_s > FASTEST * reference.value:
         doubted = f"{measured.tok_s:.0f} tok/s, more than {FASTEST:g} times the published rate of the same setup"
-        differing.append(SetupDifference("rate", published, doubted))
-    verdict = PublishedVerdict.NOT_COMPARABLE if differing or measured is None else _verdict(reference, measured)
-    return Judgement(reference, verdict, measured, tuple(differing), tuple(_reasons(cases) if of_method else ()))
-
-
-def _verdict(reference: Reference, measured: MeasuredRate) -> PublishedVerdict:
-    if measured.tok_s >= (reference.value - (reference.spread or 0)) * (1 - ROUNDING):
-        return PublishedVerdict.REPRODUCED if measured.starts >= STARTS else PublishedVerdict.REACHED
-    within = measured.tok_s >= reference.value * (1 - RESTARTS)
-    return PublishedVerdict.WITHIN if within else PublishedVerdict.BELOW
+        differing.append(SetupDifference("rate", f"{reference.value:g} tok/s", doubted))
+    return Judgement(reference, measured, tuple(differing))
 
 
 def _above_ceiling(
@@ -204,17 +177,11 @@ def _above_ceiling(
     setup = configured.modelled(configuration, differences.gpu_names(result) or ())
     if setup is None:
         return None
-    known = measured.acceptance
     load = configured.work(configuration, case.concurrency, _context(case))
-    most = roofline.ceiling(*setup, load, 1.0 if known is None else known)
+    most = roofline.ceiling(*setup, load, 1.0 if measured.acceptance is None else measured.acceptance)
     if measured.tok_s <= most:
         return None
-    accepting = "" if known is None else f" at the measured acceptance of {known:.1%}"
-    return SetupDifference(
-        "roofline",
-        f"at most {most:.0f} tok/s by the memory bandwidth{accepting}",
-        f"{measured.tok_s:.0f} tok/s, above what the memory bandwidth allows",
-    )
+    return SetupDifference("roofline", f"at most {most:.0f} tok/s by the memory bandwidth", f"{measured.tok_s:.0f} tok/s")
 
 
 def rate_of(cases: Sequence[MeasuredCase], figure: str) -> MeasuredRate | None:
@@ -236,13 +203,3 @@ def _acceptance(cases: Sequence[MeasuredCase]) -> float | None:
     drafted, accepted = sum(each.drafted or 0 for each in known), sum(each.accepted or 0 for each in known)
     sampled = [each.rate for each in known if each.rate is not None]
     return accepted / drafted if drafted else median(sampled) if sampled else None
-
-
-def _reasons(cases: Sequence[MeasuredCase]) -> Iterator[str]:
-    """Reasons for a low figure in the result itself."""
-    samples = [sample for case in cases for sample in case.samples]
-    counts = [sample.completion_tokens for sample in samples if sample.completion_tokens is not None and not sample.error]
-    if counts and median(counts) < cases[0].output_tokens:
-        yield f"answers ended after {median(counts):.0f} of {cases[0].output_tokens} tokens"
-    if any(sample.cached_tokens for sample in samples):
-        yield "a prefix cache answered part of the prompts"

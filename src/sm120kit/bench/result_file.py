@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.bench._metrics import Acceptance, PrefixCache
-from sm120kit.bench.clocks import Clocks
 from sm120kit.bench.sample import Sample
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
@@ -82,9 +81,8 @@ class Environment:
 class MeasuredCase:
     """A case, measured after one start of the server; ``restart`` is the number of the start, from 0.
 
-    ``lag_seconds`` is the longest time for which the client did not read its streams; ``clocks`` are samples of the GPUs, None
-    if there were none. ``complete`` is false if
-    the case was interrupted; ``samples`` then has the requests that had ended.
+    ``lag_seconds`` is the longest time for which the client did not read its streams. ``complete`` is false if the case was
+    interrupted; ``samples`` then has the requests that had ended.
     """
 
     concurrency: int
@@ -95,7 +93,6 @@ class MeasuredCase:
     lag_seconds: float | None
     acceptance: Acceptance | None
     restart: int = 0
-    clocks: tuple[Clocks, ...] | None = None
     complete: bool = True
     prefix_cache: PrefixCache | None = None
 

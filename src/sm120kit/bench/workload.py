@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm120kit.bench import dataset
 from sm120kit.bench.client import StreamRequest
 from sm120kit.core import data_roots
 from sm120kit.core.digests import digest_of, file_sha256
@@ -44,16 +43,10 @@ class Workload(BaseModel):
     """If not 0, each stream of requests goes on until this time has passed, and at least ``requests_per_stream``."""
     warmup_requests: Annotated[int, Field(ge=0)] = 1
     """Requests of each stream before a case, whose samples are stored separately."""
-    shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
-    """Approximate length of a text that all requests begin with, so that a prefix cache applies."""
     rate: Annotated[float, Field(ge=0)] = 0.0
-    """If not 0, requests are sent at this rate, in requests per second, whether or not earlier ones have ended."""
-    arrivals: Literal["poisson", "constant"] = "poisson"
-    """Times between the requests of a ``rate``: exponentially distributed, or all equal."""
+    """Open loop: if not 0, requests are sent at this rate per second, at exponentially distributed times."""
     extra_body: dict[str, Any] = {}
     """Further keys of the body of each request; they replace those of the workload."""
-    conversations: Annotated[tuple[dataset.Conversation, ...], Field(strict=False)] = ()
-    """Replace the prompts: each is sent once, by one user, a request for each message of the user."""
 
 
 @dataclass(frozen=True)
@@ -131,48 +124,25 @@ def cases(workload: Workload, seed: int) -> list[Case]:
     return order
 
 
-def prompts(workload: Workload) -> tuple[str, ...]:
-    """The texts by which a result identifies what was requested."""
-    return dataset.as_text(workload.conversations) or workload.prompts
-
-
 def request_count(workload: Workload, case: Case) -> int:
     """The number of requests of a case with its warm-up, 0 if it runs for a time."""
-    if workload.conversations:
-        measured = sum(message.role == "user" for messages in workload.conversations for message in messages)
-    elif workload.seconds and not workload.rate:
+    if workload.seconds and not workload.rate:
         return 0
-    else:
-        measured = case.concurrency * workload.requests_per_stream
-    return measured + case.concurrency * workload.warmup_requests
+    return case.concurrency * (workload.requests_per_stream + workload.warmup_requests)
 
 
 def all_requests(workload: Workload, case: Case, model: str, salt: str) -> Sequence[Iterable[StreamRequest]]:
     """The requests of each stream of a case. Requests with a time of arrival have one each and wait for no other."""
-    if workload.conversations:
-        streams: Sequence[Iterable[StreamRequest]] = [
-            list(_of_conversations(workload, case, model, stream)) for stream in range(case.concurrency)
-        ]
-    elif workload.seconds and not workload.rate:
+    if workload.seconds and not workload.rate:
         return requests_for(workload.seconds, workload, case, model, salt)
-    else:
-        streams = requests(workload, case, model, workload.requests_per_stream, salt)
+    streams = requests(workload, case, model, workload.requests_per_stream, salt)
     if not workload.rate:
         return streams
     rng, at, arriving = random.Random(salt), 0.0, []
     for request in (request for stream in streams for request in stream):
         arriving.append([replace(request, at=at)])
-        at += 1 / workload.rate if workload.arrivals == "constant" else rng.expovariate(workload.rate)
+        at += rng.expovariate(workload.rate)
     return arriving
-
-
-def _of_conversations(workload: Workload, case: Case, model: str, stream: int) -> Iterator[StreamRequest]:
-    for number in range(stream, len(workload.conversations), case.concurrency):
-        for messages in dataset.turns(workload.conversations[number]):
-            body = _body(workload, case, model, 0, "")
-            yield StreamRequest(
-                number, "/v1/chat/completions", {**body, "messages": [message.model_dump() for message in messages]}
-            )
 
 
 def requests(workload: Workload, case: Case, model: str, per_stream: int, salt: str) -> list[list[StreamRequest]]:
@@ -209,8 +179,6 @@ def _body(workload: Workload, case: Case, model: str, prompt: int, salt: str) ->
     text = workload.prompts[prompt]
     if case.context_tokens:
         text = f"{' '.join(_padding(case.context_tokens, salt))}\n\n{text}"
-    if workload.shared_prefix_tokens:
-        text = f"{' '.join(_padding(workload.shared_prefix_tokens, 'shared prefix'))}\n\n{text}"
     body: dict[str, Any] = {
         "model": model,
         "stream": True,

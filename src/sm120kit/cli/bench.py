@@ -19,7 +19,6 @@ from sm120kit.bench import (
     figures,
     published,
     result_file,
-    resume,
     workload,
 )
 from sm120kit.bench import launched as launched_servers
@@ -30,7 +29,7 @@ from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, argument,
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.cli.verify_server import brief_probe
 from sm120kit.core import console
-from sm120kit.core.disk import require_writable
+from sm120kit.core.disk import require_new, require_writable
 from sm120kit.core.urls import is_url
 from sm120kit.recipes import configurations
 
@@ -84,9 +83,7 @@ class AblatedServer(LaunchedServer):
 class Results:
     """Where the results go."""
 
-    output: Annotated[Path, option("--output -o FILE", "The result, written after each case; a partial one is resumed.")] = (
-        Path("result.json")
-    )
+    output: Annotated[Path, option("--output -o FILE", "The result, written after each case.")] = Path("result.json")
     overwrite: Annotated[bool, option("--overwrite", "Replace an existing result.")] = False
     force: Annotated[bool, option("--force", "Measure a server although a probe fails.")] = False
     json: Json = False
@@ -113,8 +110,7 @@ def run_(
 
     Short probes come first; a server that answers wrongly is measured with --force only, and the result has the verdict.
     Without a workload or values of one, a configuration with published figures is measured as these were: `bench show` judges
-    them. Every case is measured; the result has every sample. After an interruption the same command measures the
-    cases that are missing, of a launched configuration on a new start of its server. Exit code 1 if a request failed.
+    them. Every case is measured; the result has every sample. Exit code 1 if a request failed.
 
     With --ablate, three starts each unless --restarts states another number; the result with an option is FILE.OPTION.json.
     """
@@ -134,18 +130,14 @@ def run_(
         concurrency = ",".join(map(str, other.workload.concurrency))
         console.info(f"figures were also published by another method: -w {other.name} --concurrency {concurrency}")
     paths = [results.output, *(results.output.with_suffix(f".{each.name}.json") for each in options)]
-    earlier = {} if results.overwrite else resume.unfinished(paths, named.workload, restarts)
     for path in paths:
         require_writable(path)
-    each = len(workload.cases(named.workload, 0)) * (restarts + 1)
-    total = each * len(paths)
-    for path, partial in earlier.items():
-        console.info(f"{path} is partial: {len(partial.cases)} of {each} cases are measured already")
-    done = sum(len(partial.cases) for partial in earlier.values())
-    numbers = count(done + 1)
+        require_new(path, "--output", results.overwrite)
+    total = len(workload.cases(named.workload, 0)) * (restarts + 1) * len(paths)
+    numbers = count(1)
 
     def saver(path: Path, option: str) -> Callable[[Result], None]:
-        shown = len(earlier[path].cases) if path in earlier else 0
+        shown = 0
 
         def save(partial: Result) -> None:
             nonlocal shown
@@ -156,18 +148,10 @@ def run_(
 
         return save
 
-    with case_progress(total - done) as case_begins:
+    with case_progress(total) as case_begins:
         names = ["", *(f"{each.name}, " for each in options)]
         measurements = [
-            bench.Measurement(
-                named,
-                saver(path, name),
-                stated,
-                running.timeout,
-                case_begins,
-                earlier.get(path),
-                brief_probe(results.force),
-            )
+            bench.Measurement(named, saver(path, name), stated, running.timeout, case_begins, brief_probe(results.force))
             for path, name in zip(paths, names, strict=True)
         ]
         if configuration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sm120kit.bench import clocks, compare_results, figures, published, result_export, result_file
+from sm120kit.bench import compare_results, figures, published, result_export, result_file
 from sm120kit.bench.ablation import AblationEffect
-from sm120kit.bench.compare_results import CaseDifference
-from sm120kit.bench.figures import COLUMNS, UNKNOWN
+from sm120kit.bench.compare_results import Gain
+from sm120kit.bench.figures import COLUMNS
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.cli.options import Html, Json, Overwrite, argument, option
 from sm120kit.core import console
@@ -69,46 +69,41 @@ def compare(
 ) -> None:
     """Compare two results case by case.
 
-    Every figure is compared. Refused if the environments differ in what is not ignored. Exit code 1 if a larger share of
-    requests failed than before.
+    Every figure is compared, with its mean ratio and the 95 % interval of several starts. Refused if the environments differ
+    in what is not ignored. Exit code 1 if a larger share of requests failed than before.
     """
     ignored = [name.strip() for name in ignore.split(",") if name.strip()]
     compared = compare_results.compare(result_file.read(before), result_file.read(after), ignored)
     if json:
-        console.json_data(
-            {"environment": compared.differ, "unknown": compared.unknown, "cases": [asdict(case) for case in compared.cases]}
-        )
+        console.json_data(asdict(compared) | {"gains": _gain_objects(compared.gains)})
     else:
         for name, (first, second) in compared.differ.items():
             console.data(f"{name}: {first} / {second}")
         if compared.unknown:
             console.data(f"unknown in both: {compare_results.briefly(compared.unknown)}")
-        if any(failed for case in compared.cases for failed, _ in (case.errors_before, case.errors_after)):
-            console.data("requests failed; the other figures are of those that did not")
-        for case in compared.cases:
-            console.data(figures.name(case))
-            console.table(("figure", "before", "after", "ratio", "beyond spread"), _compared(case))
-    if any(case.fails_more for case in compared.cases):
+        for each in compared.failures:
+            shares = " / ".join(f"{failed} of {requests}" for failed, requests in (each.before, each.after))
+            console.data(f"{figures.name(*each.case)}: failed requests: {shares}; the figures are of the others")
+        _gain_table(compared.gains, "before", "after")
+    if any(each.more for each in compared.failures):
         raise typer.Exit(1)
 
 
-def _compared(case: CaseDifference) -> Iterator[Sequence[object]]:
-    """The rows of a case: its failed requests if there are any, then each figure."""
-    errors = (case.errors_before, case.errors_after)
-    if any(failed for failed, _ in errors):
-        yield ("failed", *(f"{failed} of {requests}" for failed, requests in errors), "", "")
-    for figure in case.figures:
-        beyond = {None: "unknown", True: f"yes ({case.between})", False: f"no ({case.between})"}[figure.beyond_spread]
-        ratio = "" if figure.ratio is None else f"{figure.ratio:.3f}"
-        sides = (_spread(figure.figure, figure.before), _spread(figure.figure, figure.after))
-        yield (COLUMNS[figure.figure][0], *sides, ratio, beyond)
+def _gain_objects(gains: Sequence[Gain]) -> list[dict[str, Any]]:
+    return [asdict(gain) | {"ratio": gain.ratio, "interval": gain.interval} for gain in gains]
 
 
-def _spread(name: str, values: tuple[float, float, float] | None) -> str:
-    if values is None:
-        return UNKNOWN
-    middle, lowest, highest = map(COLUMNS[name][1], values)
-    return middle + (f" ({lowest} to {highest})" if lowest != highest else "")
+def _gain_table(gains: Sequence[Gain], before: str, after: str) -> None:
+    """A row for each figure of each case: medians of the starts, the change, and its interval."""
+    rows = []
+    for gain in gains:
+        title, shown = COLUMNS[gain.figure]
+        change = " to ".join(f"{end - 1:+.1%}" for end in gain.interval or ()) or "unknown: one start"
+        middles = (shown(median(values)) for values in (gain.before, gain.after))
+        rows.append(
+            (gain.concurrency, gain.output_tokens, gain.context_tokens, title, *middles, f"{gain.ratio - 1:+.1%}", change)
+        )
+    console.table(("concurrency", "output", "context", "figure", before, after, "change", "95 % interval"), rows)
 
 
 # ---- results as tables and as JSON
@@ -129,37 +124,16 @@ def render(named: Sequence[tuple[str, Result]], *, as_json: bool) -> None:
 def render_effects(effects: Sequence[AblationEffect], *, as_json: bool) -> None:
     """Print what options change, each as a table of its gains and a line on the answers; or all as a JSON list."""
     if as_json:
-        console.json_data(
-            [
-                asdict(each)
-                | {"gains": [asdict(gain) | {"ratio": gain.ratio, "interval": gain.interval} for gain in each.gains]}
-                for each in effects
-            ]
-        )
+        console.json_data([asdict(each) | {"gains": _gain_objects(each.gains)} for each in effects])
         return
     for effect in effects:
         console.data(f"{effect.name}: {effect.option}")
-        console.table(
-            ("concurrency", "output", "context", "figure", "without", "with", "gain", "95 % interval"),
-            (
-                (
-                    gain.concurrency,
-                    gain.output_tokens,
-                    gain.context_tokens,
-                    COLUMNS[gain.figure][0],
-                    f"{median(gain.without):.1f}",
-                    f"{median(gain.having):.1f}",
-                    f"{gain.ratio - 1:+.1%}",
-                    " to ".join(f"{end - 1:+.1%}" for end in gain.interval or ()) or "unknown: one start",
-                )
-                for gain in effect.gains
-            ),
-        )
+        _gain_table(effect.gains, "without", "with")
         console.data(effect.answers.text)
 
 
 def _object(result: Result) -> dict[str, Any]:
-    kept = ("concurrency", "output_tokens", "context_tokens", "restart", "complete", "clocks")
+    kept = ("concurrency", "output_tokens", "context_tokens", "restart", "complete")
     return {
         "complete": result.complete,
         "environment": asdict(result.environment),
@@ -173,7 +147,10 @@ def _object(result: Result) -> dict[str, Any]:
 def _judgements(result: Result) -> list[dict[str, Any]]:
     configuration = published.configuration_of(result)
     judgements = published.judge(configuration, result) if configuration else ()
-    return [asdict(each) | {"reference": each.reference.model_dump(), "text": each.text} for each in judgements]
+    return [
+        asdict(each) | {"reference": each.reference.model_dump(), "reached": each.reached, "text": each.text}
+        for each in judgements
+    ]
 
 
 SETUP = ("machine.", "served.", "given.", "reported.")
@@ -197,8 +174,7 @@ def _print(result: Result) -> None:
         console.data(f"unknown: {compare_results.briefly(unknown)}")
     for number, names in enumerate(TABLES):
         _table(result, names, failed=number == 0)
-    sampled = (each for case in result.cases for each in case.clocks or ())
-    for line in (*published.comparisons(result), *clocks.lines(sampled), *figures.notes(result)):
+    for line in (*published.comparisons(result), *figures.notes(result)):
         console.data(line)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sm120kit.bench import RequestEnded, dataset, workload
+from sm120kit.bench import RequestEnded, workload
 from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.cli.options import option
 from sm120kit.core import console
@@ -59,9 +59,6 @@ class WorkloadChoice:
     context_tokens: Annotated[str, option("--context-tokens N,N", "Context depth: random tokens before each prompt.")] = ""
     requests: Annotated[int, option("--requests N", "Requests one after another, for each of those in parallel.", min=0)] = 0
     rate: Annotated[float, option("--rate PER_SECOND", "Open loop: send requests at this rate.", min=0)] = 0.0
-    dataset: Annotated[Path | None, option("--dataset FILE", "Conversations: JSONL of prompts or messages, or ShareGPT.")] = (
-        None
-    )
     extra_body: Annotated[str, option("--extra-body JSON|@FILE", "Further keys of each request's body.")] = ""
 
     def load(self, published: Sequence[NamedWorkload] = ()) -> list[NamedWorkload]:
@@ -71,7 +68,7 @@ class WorkloadChoice:
 
         Raises:
             typer.BadParameter: a list of numbers or a JSON object is none.
-            Sm120kitError: see :func:`sm120kit.bench.workload.load` and :mod:`sm120kit.bench.dataset`.
+            Sm120kitError: see :func:`sm120kit.bench.workload.load`.
         """
         changes = dict(self._changes())
         if changes or self.workload or not published:
@@ -93,8 +90,6 @@ class WorkloadChoice:
             yield "rate", self.rate
         if self.extra_body:
             yield "extra_body", _json_object(self.extra_body)
-        if self.dataset:
-            yield "conversations", tuple(dataset.read(self.dataset))
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -206,10 +206,6 @@ class Engine:
             return None
         return value if value > 0 else None
 
-    def settings(self, info: Mapping[str, Any], metrics: str) -> dict[str, Any]:
-        """The settings that a server publishes, by what it has at ``info_path`` and its ``metrics``; empty if it has none."""
-        return {}
-
     def prompt_request(self, model: str, tokens: Sequence[Sequence[int]], top: int) -> tuple[str, dict[str, Any]]:
         """Path and body of a request for the ``top`` most likely tokens at each position of prompts; -1 is all.
 

@@ -30,10 +30,6 @@ from sm120kit.engines.engine import (
 class Sglang(Engine):
     """SGLang, which takes its API key only as an argument."""
 
-    def settings(self, info: Mapping[str, Any], metrics: str) -> dict[str, Any]:
-        """The server's arguments, beside which the answer has state."""
-        return {name: value for name, value in info.items() if not _NOT_SETTINGS.fullmatch(name)}
-
     def prompt_request(self, model: str, tokens: Sequence[Sequence[int]], top: int) -> tuple[str, dict[str, Any]]:
         """``input_top_logprobs`` of ``/generate`` (0.5.23, managers/tokenizer_manager.py)."""
         if top < 1:
@@ -136,12 +132,6 @@ def _phases(text: str) -> object:
 
 _GENERATES = re.compile(r"^(?!.*(NextN|MTP|Eagle|DSpark|DFlash|Draft|Reward|Classification|Embedding|Assistant|Transformers))")
 """Classes of models that generate text by themselves. ``Transformers...`` stand in for all others."""
-_NOT_SETTINGS = re.compile(
-    r"status|internal_states|startup_time|max_total_num_tokens|max_req_input_len|hicache_object_layout|kv_event_sources"
-    r"|kv_events|launch_command|random_seed|.*port|.*(?:api_key|password|watermark_key).*"
-)
-"""Keys of ``/get_server_info`` that are state, drawn or measured at each start, or secret (0.5.11 and 0.5.23,
-srt/entrypoints/http_server.py ``server_info``, srt/managers/scheduler.py ``get_init_info``)."""
 
 
 def parser(stand_in: Callable[..., None]) -> tuple[argparse.ArgumentParser, Callable[[list[str]], object]]:

@@ -74,15 +74,6 @@ class Vllm(Engine):
             declared.append(name)
         return ()
 
-    def settings(self, info: Mapping[str, Any], metrics: str) -> dict[str, Any]:
-        """The labels of a gauge, and the number of draft tokens, for each of which a counter has a label."""
-        engines = {
-            tuple(sorted((name, value) for name, value in labels if name not in _MEASURED))
-            for labels in _labels(metrics, _CACHE_CONFIG)
-        }
-        positions = {value for labels in _labels(metrics, _DRAFT_POSITIONS) for name, value in labels if name == "position"}
-        return {"cache": sorted(engines), "draft_tokens": len(positions)} if engines else {}
-
     def mtp_arguments(self, draft_tokens: int) -> tuple[str, ...]:
         """Draft tokens beyond the MTP layers are drafted by these again (0.33.0, vllm/config/speculative.py)."""
         return ("--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": draft_tokens}))
@@ -128,14 +119,6 @@ class Vllm(Engine):
         return (*super().node_arguments(node), *master, *["--headless"] * (node.rank > 0))
 
 
-_CACHE_CONFIG = "vllm:cache_config_info"
-_DRAFT_POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-"""Gauge whose labels are all fields of ``CacheConfig`` (vllm/config/cache.py ``metrics_info``, vllm/v1/metrics/loggers.py
-``log_metrics_info``), and counter with a label for each draft token (vllm/v1/spec_decode/metrics.py)."""
-_MEASURED = frozenset(("engine", "num_gpu_blocks", "num_cpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"))
-"""Labels that are measured at the start, and differ between starts with the same flags."""
-
-
 _SUPERVISED = "--data-parallel-multi-port-external-lb"
 _EXCLUSIVE = (
     ("--grpc", "--grpc-port"),
@@ -163,12 +146,6 @@ def _supervised(options: Mapping[str, str]) -> Iterator[str]:
         yield f"{_SUPERVISED} requires --data-parallel-size-local above 1 that divides --data-parallel-size"
     if options.get("--api-server-count", "1") not in ("1", "None", ""):
         yield f"{_SUPERVISED} requires --api-server-count 1"
-
-
-def _labels(metrics: str, name: str) -> list[list[tuple[str, str]]]:
-    """The labels of each line of a metric."""
-    lines = re.findall(rf"^{re.escape(name)}\{{([^\n]*)\}}", metrics, re.MULTILINE)
-    return [re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', line) for line in lines]
 
 
 def parser(stand_in: Callable[..., None]) -> tuple[argparse.ArgumentParser, Callable[[list[str]], object]]:

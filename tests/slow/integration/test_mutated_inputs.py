@@ -44,7 +44,7 @@ import small_engine
 import sweep
 
 from sm12x_lab.ptx import syntax
-from sm120kit.bench import _metrics, dataset, result_file, sse, workload
+from sm120kit.bench import _metrics, result_file, sse, workload
 from sm120kit.cli import commands, config_file
 from sm120kit.cli.tree import Group
 from sm120kit.core import retry
@@ -481,13 +481,6 @@ CONFIG_TOML = (
     b'offline = true\njobs = 2\n[build]\nkernels = "all"\nmemory = 8.5\n[patch.drift]\nmirror = "https://example.org"\n'
 )
 DOCKER_LOGIN = b'{"auths": {"https://registry.example/v1/": {"auth": "YTpi"}}, "credHelpers": {}, "credsStore": ""}'
-CHATS = {
-    "chat.jsonl": (
-        b'{"prompt": "a"}\n{"messages": [{"role": "user", "content": "a"}]}\n'
-        b'{"conversations": [{"from": "human", "value": "b"}]}\n'
-    ),
-    "chat.json": b'[{"conversations": [{"from": "human", "value": "b"}, {"from": "gpt", "value": "c"}]}]',
-}
 LOG = b"""\
 2026-11-23 10:00:00 INFO vllm 0.19.1
 RuntimeError: CUDA error: no kernel image is available for execution on the device
@@ -511,7 +504,6 @@ PARSERS: dict[str, Parser] = {
     "patch": Parser(files("patches/*/*.patch"), mutation.of_bytes, parse_patch, 6),
     "diff": Parser(lambda: {"a.diff": CHANGE}, mutation.of_bytes, written(mails.read_diffs), 3),
     "result": Parser(results, mutation.of_json, written(result_file.read)),
-    "dataset": Parser(lambda: CHATS, mutation.of_bytes, written(dataset.read)),
     "index of images": Parser(images, mutation.of_json, written(image_index.read_index)),
     "record": Parser(verified, mutation.of_json, written(lambda path: read_record(VerifiedImage, path))),
     "image layout": Parser(layout_documents, mutation.of_json, parse_layout, 2),
