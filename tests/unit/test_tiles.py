@@ -22,9 +22,9 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tables
-from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, NumericResult, NumericStatus, Tile, TileFacts
+from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES, Tile, TileFacts
 from sm120kit.kernels.tables import export_tree
-from sm120kit.kernels.tiles import compare_tiles, diagnostics, introspect, listing
+from sm120kit.kernels.tiles import diagnostics, introspect, listing
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, GitPin
@@ -368,34 +368,6 @@ def test_cached_table_is_read_without_a_compiler(tmp_path: Path, monkeypatch: py
     write_record(workspace.cache / "tiles" / "tables" / f"{key}.json", introspect.TileFactsRecord(facts))
     monkeypatch.setenv("PATH", "")
     assert tables.tile_table(recipe, tree, tools, workspace) == facts  # type: ignore[arg-type]  # its id is all that matters
-
-
-def test_compare_pairs_kernels_and_merges_outputs() -> None:
-    half = replace(TILE, output="f16")
-    over = TileFacts(TILE, True, True, scheduler="persistent", stages=3, smem_bytes=102400)
-    good = replace(over, stages=2, smem_bytes=74752)
-    broken = TileFacts(replace(TILE, k=64), False, False, "no")
-    works = TileFacts(replace(TILE, k=64), True, True, scheduler="persistent", stages=4, smem_bytes=90000)
-    before = [over, replace(over, tile=half), broken]
-    after = [good, replace(good, tile=half), works, replace(works, scheduler="stream-k")]
-    rows = compare_tiles.compare_tables(before, after)
-    assert [(row.tile.k, row.tile.output, row.changed) for row in rows] == [
-        (128, "bf16, f16", True),
-        (64, "bf16", True),
-        (64, "bf16", True),
-    ]
-    assert rows[0].before and rows[0].after and (rows[0].before.stages, rows[0].after.stages) == (3, 2)
-    assert all(row.before and row.before.why_not == "no" for row in rows[1:])
-    assert not any(row.changed for row in compare_tiles.compare_tables(after, after))
-
-
-def test_numbers_count_as_changed_only_if_both_sides_were_emulated() -> None:
-    unknown = TileFacts(TILE, True, True, scheduler="persistent", stages=4, smem_bytes=93184)
-    proven = replace(unknown, numbers=NumericResult(NumericStatus.PROVEN, "", 9))
-    wrong = replace(unknown, numbers=NumericResult(NumericStatus.WRONG, "k tile lost", 9, 9))
-    for before, after, changed in [(wrong, proven, True), (unknown, proven, False), (proven, proven, False)]:
-        (row,) = compare_tiles.compare_tables([before], [after])
-        assert row.changed is changed
 
 
 MEASURE = """

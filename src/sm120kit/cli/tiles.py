@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -14,8 +14,6 @@ from sm120kit.cli.options import SourceRecipeName, Sources, option
 from sm120kit.core import console
 from sm120kit.kernels import tables, tile_records
 from sm120kit.kernels.kernel_records import TileFacts
-from sm120kit.kernels.tiles import compare_tiles
-from sm120kit.kernels.tiles.compare_tiles import TileComparison
 from sm120kit.recipes.target import FlashInferTarget, Target, resolve
 
 
@@ -38,6 +36,7 @@ def tiles_(
     write: Annotated[
         bool, option("--write", "Only record beside a FlashInfer recipe which tiles cannot be launched, for plans.")
     ] = False,
+    unpatched: Annotated[bool, option("--unpatched", "The tiles of the source as released.")] = False,
     *,
     sources: Sources,
     as_json: Annotated[bool, option("--json", "Print full records as JSON.")] = False,
@@ -57,21 +56,23 @@ def tiles_(
     if write:
         console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target.flashinfer, patched=True))}")
         return
-    before, after = (_tiles(_require_kernels(target), side, emulate) for side in (False, True))
+    facts = _tiles(_require_kernels(target), not unpatched, emulate)
     if as_json:
-        sides = {"unpatched": before, "patched": after}
-        console.json_data({"engine": engine, **{side: [record(fact) for fact in facts] for side, facts in sides.items()}})
+        console.json_data({"engine": engine, "tiles": [record(fact) for fact in facts]})
         return
-    rows = compare_tiles.compare_tables(before, after)
-    cells = [_cells(row) for row in rows]
-    console.table(tuple(cells[0]) if cells else (), (tuple(each.values()) for each in cells))
-    generated = [row.after for row in rows if row.after and row.after.generated]
-    fits = sum(fact.fits for fact in generated)
-    broken = sum(not fact.compiles for fact in generated)
-    console.data(
-        f"{len(generated)} generated: {fits} fit, {len(generated) - fits - broken} too big, {broken} do not compile; "
-        f"the patches change {sum(row.changed for row in rows)} of {len(rows)} rows"
-    )
+    rows = [_cells(fact, outputs) for fact, outputs in _merged(facts).items()]
+    console.table(tuple(rows[0]) if rows else (), (tuple(each.values()) for each in rows))
+    generated = [fact for fact in facts if fact.generated]
+    fits, broken = sum(fact.fits for fact in generated), sum(not fact.compiles for fact in generated)
+    console.data(f"{len(generated)} generated: {fits} fit, {len(generated) - fits - broken} too big, {broken} do not compile")
+
+
+def _merged(facts: Sequence[TileFacts]) -> dict[TileFacts, list[str]]:
+    """Facts without their output types, each with the types of which it is true."""
+    merged: dict[TileFacts, list[str]] = {}
+    for fact in facts:
+        merged.setdefault(replace(fact, tile=replace(fact.tile, output="")), []).append(fact.tile.output)
+    return merged
 
 
 def _require_kernels(target: Target) -> FlashInferTarget:
@@ -95,45 +96,33 @@ def record(fact: TileFacts) -> dict[str, Any]:
     return {**asdict(fact), "fits": fact.fits, "margin_bytes": fact.margin_bytes}
 
 
-def verdict(fact: TileFacts | None) -> str:
+def verdict(fact: TileFacts) -> str:
     """Whether a tile fits, by how many bytes it is too big, or why it does not compile."""
-    if fact is None:
-        return "not generated"
     margin = fact.margin_bytes
     if margin is None:
         return f"does not compile: {fact.why_not} ({fact.where})"
     return f"fits, {margin:,} B left" if fact.fits else f"too big by {-margin:,} B"
 
 
-def numbers(fact: TileFacts | None) -> str:
+def numbers(fact: TileFacts) -> str:
     """Whether a tile's numbers or its mainloop are proven, wrong or not checked, with the reason."""
-    if fact is None:
-        return ""
     return f"{fact.numbers.proof}: {fact.numbers.why}" if fact.numbers.why else str(fact.numbers.proof)
 
 
-def _cells(row: TileComparison) -> dict[str, str]:
+def _cells(fact: TileFacts, outputs: Sequence[str]) -> dict[str, str]:
     """The cells of a row by column."""
-    fact = row.after or row.before
-    assert fact is not None
     return {
         "family": fact.tile.family,
         "dtype": f"{fact.tile.dtype} {fact.tile.scales}".strip(),
         "tile": fact.tile.shape,
         "epilogue": fact.tile.epilogue,
         "swap": "yes" if fact.tile.swap else "",
-        "output": row.tile.output,
+        "output": ", ".join(sorted(outputs)),
         "schedule": f"{fact.schedule} {fact.scheduler}".removesuffix(" persistent").strip(),
-        "generated": _both(row, lambda facts: "yes" if facts and facts.generated else "no"),
-        "k-blocks": _both(row, lambda facts: str(facts.k_blocks) if facts and facts.compiles else ""),
-        "stages": _both(row, lambda facts: str(facts.stages) if facts and facts.compiles else ""),
-        "bytes": _both(row, lambda facts: f"{facts.smem_bytes:,}" if facts and facts.compiles else ""),
-        "verdict": _both(row, verdict),
-        "numbers": _both(row, numbers),
+        "generated": "yes" if fact.generated else "no",
+        "k-blocks": str(fact.k_blocks) if fact.compiles else "",
+        "stages": str(fact.stages) if fact.compiles else "",
+        "bytes": f"{fact.smem_bytes:,}" if fact.compiles else "",
+        "verdict": verdict(fact),
+        "numbers": numbers(fact),
     }
-
-
-def _both(row: TileComparison, text: Callable[[TileFacts | None], str]) -> str:
-    """The text of the patched tile, preceded by that of the unpatched one if they differ."""
-    before, after = text(row.before), text(row.after)
-    return after if before == after else f"{before or '-'} → {after or '-'}"
