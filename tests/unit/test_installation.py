@@ -38,7 +38,6 @@ WRITES = {
     "drop": ["patch", "drop", "cutlass/first"],
     "import": ["patch", "import", "absent.diff"],
     "export": ["patch", "export", "flashinfer-0.6.6", "--from", "absent"],
-    "fix": ["patch", "check", "--fix"],
     "rebase": ["patch", "rebase", "flashinfer-0.6.6", "--onto", "flashinfer-0.7.2", "--into", "new"],
     "lock": ["recipe", "lock", "flashinfer-0.6.6", "--upgrade", "--offline"],
     "lock of a base": ["recipe", "lock", "debian-12", "--upgrade", "--offline"],

@@ -110,36 +110,31 @@ def test_files_without_hunks() -> None:
 
 
 MALFORMED = [
-    (b"+l\n", b"", "ends early or has other lines"),
-    (b"+l\n", b"", "hunk 2 of x"),
-    (b" c\n", b" c\n c\n", "hunk 1 of x"),
+    (b"+l\n", b"", "hunk 2 of x ends early or has other lines"),
+    (b" c\n", b" c\n c\n", "x.patch:25: not part of a git diff"),
     (b" c\n", b"", "x.patch:24: hunk 1 of x ends early"),
-    (b" c\n", b"\n", "hunk 1 of x ends early"),
-    (b" n\n", b" n\n o\n", "x.patch:30: not part of a git diff: ' o'"),
-    (b" n\n", b" n\n\n", "x.patch:30: not part of a git diff: ''"),
+    (b" c\n", b"\n", "x.patch:24: hunk 1 of x ends early"),
+    (b" n\n", b" n\n o\n", "x.patch:30: not part of a git diff"),
+    (b" n\n", b" n\n\n", "x.patch:30: not part of a git diff"),
     (b" n\n", b" n\n--- a/x\n", "x.patch:30: not part of a git diff"),
     (b"@@ -11", b"+++ b/x\n@@ -11", "x.patch:25: not part of a git diff"),
-    (b"@@ -11,3 +11,4 @@", b"@@ -11,3 +12,4 @@", "hunk 2 of x has line numbers that contradict"),
-    (b"@@ -11,3 +11,4 @@", b"@@ -3,3 +3,4 @@", "hunk 2 of x overlaps"),
-    (b"@@ -11,3 +11,4 @@", b"@@ -0,3 +0,4 @@", "hunk 2 of x has line numbers that contradict"),
-    (b"@@ -11,3 +11,4 @@", b"@@@ -11,3 -11,3 +11,4 @@@", "not the header of a hunk"),
-    (b"@@ -11,3 +11,4 @@", b"@@ -11,3 +11,4 @", "not the header of a hunk"),
-    (b"-b\n+B\n", b" b\n", "hunk 1 of x changes nothing"),
-    (b"-b\n+B\n", b"-b\n+b\n", "hunk 1 of x changes nothing"),
-    (b"@@ -11,3 +11,4 @@ void f()\n k\n+l\n m\n n\n", b"@@ -11,0 +11,0 @@\n", "not part of a git diff"),
+    (b"@@ -11,3 +11,4 @@", b"@@@ -11,3 -11,3 +11,4 @@@", "not part of a git diff"),
+    (b"@@ -11,3 +11,4 @@", b"@@ -11,3 +11,4 @", "not part of a git diff"),
+    (b"@@ -11,3 +11,4 @@ void f()\n k\n+l\n m\n n\n", b"@@ -11,0 +11,0 @@\n k\n", "not part of a git diff"),
     (b"+B\n", b"+B\n\\ No newline at end of file\n", "a line follows the end of the file"),
-    (b"+B\n", b"+B\n\\ No newline at end of file\n\\ No newline at end of file\n", "follows no line"),
-    (b" a\n", b"\\ No newline at end of file\n a\n", "follows no line"),
-    (b" n\n", b" n\n\\ Kein Zeilenumbruch am Dateiende.\n", "expected '\\\\ No newline at end of file'"),
-    (b"index", b"new file mode 100644\ndeleted file mode 100644\nindex", "contradictory or repeats"),
-    (b"index", b"old mode 100644\nindex", "contradictory or repeats"),
-    (b"index", b"old mode 100644\nnew mode 100755\nold mode 100644\nindex", "contradictory or repeats"),
-    (b"index", f"index {OLD}..{NEW} 100644\nindex".encode(), "contradictory or repeats"),
+    (b"+B\n", b"+B\n\\ No newline at end of file\n\\ No newline at end of file\n", "hunk 1 of x"),
+    (b" a\n", b"\\ No newline at end of file\n a\n", "hunk 1 of x"),
+    (b"index", b"old mode 100644\nindex", "no hunk follows for x"),
+    (b"index", b"rename from y\nrename to x\nindex", "no hunk follows for x"),
+    (b"index", f"index {OLD}..{NEW} 100644\nindex".encode(), "no hunk follows for x"),
+    (OLD.encode(), OLD[:9].encode(), "no hunk follows for x"),
+    (b"index", b"old mode 120000\nnew mode 100644\nindex", "x has mode 120000: not a plain file"),
+    (f"index {OLD}..{NEW} 100644\n".encode(), b"", "no index line for x"),
     (b" n\n", b" n\n" + section(HUNKS), "x is changed twice"),
     (b" n\n", b" n\n-- \n2.39.5\n\nFrom 1\n---\n" + section(HUNKS, b"y"), "x.patch:33: text follows the diff: 'From 1'"),
     (b" n\n", b" n\ndiff --git a/y b/y\nindex %s..%s 100644\n" % (b"3" * 40, b"4" * 40), "no hunk follows for y"),
     (b" n\n", b" n\ndiff --git a/y b/y\n", "no hunk follows for y"),
-    (b"a/x b/x", b"a/x b/\xff", "the same plain PATH"),
+    (b"a/x b/x", b"a/x b/\xff", "not part of a git diff of a plain path"),
 ]
 
 
@@ -157,45 +152,6 @@ def test_malformed_diff_keeps_the_sections_before_it() -> None:
     assert patch is not None
     assert problems
     assert patch.diff == section(HUNKS)
-
-
-CREATED = b"new file mode 100644\nindex %s..%s\n" % (b"0" * 40, b"257cc5642cb1a054f08cc83f2d943e56fd3ebe99")
-FOO = b"--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+foo\n"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        (
-            b"257cc5",
-            b"257cc6",
-            "the content of f has blob id 257cc5642cb1a054f08cc83f2d943e56fd3ebe99, its index line has 257cc6",
-        ),
-        (b"+foo", b"+fou", "the content of f has blob id"),
-        (b"0..2", b"1..2", "two sides"),
-        (b"@@ -0,0 +1 @@\n", b"@@ -1 +1 @@\n-x\n", "two sides"),
-        (CREATED.splitlines(keepends=True)[1], b"", "no index line for f"),
-        (b"0000..", b"..", "abbreviated blob ids"),
-    ],
-)
-def test_blob_id_of_a_new_file(old: bytes, new: bytes, problem: str) -> None:
-    diff = b"diff --git a/f b/f\n" + CREATED + FOO
-    well_formed(diff)
-    deleted = diff
-    for ours, theirs in (
-        (b"new file", b"deleted file"),
-        (b"/dev/null\n+++ b/f", b"a/f\n+++ /dev/null"),
-        (b"-0,0 +1", b"-1 +0,0"),
-    ):
-        deleted = deleted.replace(ours, theirs)
-    zeros, blob = b"0" * 40, b"257cc5642cb1a054f08cc83f2d943e56fd3ebe99"
-    well_formed(deleted.replace(b"+foo", b"-foo").replace(zeros + b".." + blob, blob + b".." + zeros))
-    assert problem in report(HEAD + diff.replace(old, new))
-
-
-@pytest.mark.parametrize(("old", "new"), [(OLD, "0" * 40), (NEW, "0" * 40), (OLD, NEW)])
-def test_blob_ids_of_a_changed_file_are_two(old: str, new: str) -> None:
-    assert "does not name two different blobs" in report(HEAD + section(HUNKS).replace(old.encode(), new.encode()))
 
 
 def applied(tmp_path: Path, diff: bytes, content: bytes) -> PatchedTree:

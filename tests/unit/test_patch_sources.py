@@ -134,7 +134,7 @@ def test_engine_that_is_not_locked_is_refused(command: str, site: Site, run: Run
     """Before anything is fetched or written, whatever other recipes the command was given."""
     words: dict[str, list[Any]] = {
         "status": ["flashinfer-1.0", "vllm-8.0"],
-        "check": ["vllm-8.0", "--fix"],
+        "check": ["vllm-8.0"],
         "export": ["vllm-8.0", "--from", tmp_path],
         "import": [site.patches.root / "vllm/build.patch", "--recipe", "vllm-8.0"],
     }

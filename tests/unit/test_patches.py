@@ -240,12 +240,12 @@ MALFORMED = [
     (b"include/cutlass/builder.inl", b".git/config", "belongs to git"),
     (b"include/cutlass/builder.inl", b".GIT/config", "belongs to git"),
     (b"include/cutlass/builder.inl", b"include//builder.inl", "shortest form"),
-    (b"b/include/cutlass/builder.inl\nindex", b"b/other\nindex", "the same plain PATH"),
-    (b"+++ b/include/cutlass/builder.inl", b"+++ b/../../x", "expected '\\+\\+\\+ b/include"),
+    (b"b/include/cutlass/builder.inl\nindex", b"b/other\nindex", "not part of a git diff of a plain path"),
+    (b"+++ b/include/cutlass/builder.inl", b"+++ b/../../x", "no hunk follows"),
     (b" 100644\n", b" 120000\n", "mode 120000"),
     (b"index ", b"old mode 100644\nnew mode 120000\nindex ", "mode 120000"),
     (b"index ", b"new file mode 160000\nindex ", "mode 160000"),
-    (b"index ", b"rename from a\nrename to ../b\nindex ", "renamed or copied"),
+    (b"index ", b"rename from a\nrename to ../b\nindex ", "no hunk follows"),
     (b"index ", b"GIT binary patch\nindex ", "binary"),
     (b"@@ -7,7 +7,7 @@", b"@@ -7,7 +7,8 @@", "ends early"),
     (b"@@ -7,7 +7,7 @@", b"@@ -7,5 +7,5 @@", "not part of a git diff"),
@@ -547,19 +547,6 @@ def sign(clone: Path) -> str:
     commit = run(["git", "hash-object", "-t", "commit", "-w", "--stdin"], input=head + signature + blank + body).stdout
     run(["git", "update-ref", "refs/heads/series", commit.decode().strip()])
     return commit.decode().strip()
-
-
-def test_fix_writes_the_normal_form(patch_dir: PatchDirectory) -> None:
-    good = patch_text(patch_dir.edit(BUILDER, 10, "ten\n"))
-    loose = (
-        good.replace(b"From 0000", b"From 1111").replace(b"\ndiff --git", b"---\n include/x | 2 +-\n\ndiff --git")
-        + b"-- \n2.39.5\n\n"
-    )
-    file = patch_dir.put("first", loose.replace(b"Subject: builder: count", b"Subject: [PATCH 1/2] builder:\n count"))
-    assert len(patches.lint(patch_dir.root)) == 1
-    assert patches.fix(patch_dir.root) == [file]
-    assert file.read_bytes() == good
-    assert patches.fix(patch_dir.root) == [] == patches.lint(patch_dir.root)
 
 
 def test_patch_check_command(patch_dir: PatchDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

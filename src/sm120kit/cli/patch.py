@@ -97,7 +97,6 @@ def check(
         str | None,
         argument("RECIPE", "Also apply the series of its projects to this recipe's source.", autocompletion=recipe_names),
     ] = None,
-    fix: Annotated[bool, option("--fix", "First rewrite the files in normal form.")] = False,
     *,
     sources: Sources,
     json: Json = False,
@@ -107,19 +106,15 @@ def check(
     Each patch of a recipe that a bare engine name builds must have a proof on that recipe, or a test if it has no probe. The
     series are applied only if RECIPE is given. Exit code 1 if a check fails.
     """
-    root = writable_data_root() / PATCHES if fix else patches_root()
     options = sources.run_options()
     source = resolve_source(recipe, options) if recipe else None
-    wrote = patches.fix(root) if fix else []
-    problems = patches.lint(root)
+    problems = patches.lint(patches_root())
     problems += () if problems else unproven(options)
     states = source.statuses if source and not problems else ()
     unfit = [status for status in states if status.state in (PatchState.CONFLICTS, PatchState.ALREADY_UPSTREAM)]
     if json:
-        console.json_data({"wrote": wrote, "problems": [asdict(p) for p in problems], "unfit": [asdict(s) for s in unfit]})
+        console.json_data({"problems": [asdict(p) for p in problems], "unfit": [asdict(s) for s in unfit]})
     else:
-        for file in wrote:
-            console.info(f"wrote {file}")
         for problem in problems:
             console.data(str(problem))
         for s in unfit:

@@ -10,7 +10,7 @@ from sm120kit.patches.foreign import ImportTarget, import_patches, of_the_source
 from sm120kit.patches.format import Patch, normal_form, read_foreign
 from sm120kit.patches.mails import read_diffs
 from sm120kit.patches.patch_records import TreeProject, projects_in_tree
-from sm120kit.patches.series import fix, lint, load, load_for_tree, origin, projects
+from sm120kit.patches.series import lint, load, load_for_tree, origin, projects
 
 __all__ = [
     "EditedSource",
@@ -26,7 +26,6 @@ __all__ = [
     "edit",
     "export_edits",
     "find",
-    "fix",
     "import_patches",
     "index_file",
     "lint",

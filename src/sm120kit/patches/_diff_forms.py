@@ -1,4 +1,4 @@
-"""Rewrite what mails, terminals, Windows and other tools make of a diff as a plain unified diff, as GNU patch reads it."""
+"""Rewrite what mails, Windows and other tools make of a diff as a plain unified diff, as GNU patch reads it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ BEGIN = re.compile(rb"^(?:diff --git |Index: |--- [^\n]+\n\+\+\+ )", re.MULTILIN
 
 _WINDOWS = re.compile(rb"^(?:---|\+\+\+|\*\*\*) [^\n]*\r$", re.MULTILINE)
 _INDENTED = re.compile(rb"^([ \t]+)(?:diff --git |--- [^\n]+\n\1\+\+\+ )", re.MULTILINE)
-_COLOURED = re.compile(rb"^\x1b\[[\d;]*m(?:diff --git |--- )", re.MULTILINE)
-_COLOUR = re.compile(rb"\x1b\[[\d;]*[mK]")
 _NAMES = re.compile(rb"^--- ([^\t\n]+)([^\n]*)\n\+\+\+ ([^\t\n]+)([^\n]*)\n(?=@@ )", re.MULTILINE)
 _CONTEXT_NAMES = re.compile(rb"^\*\*\* ([^\n]+)\n--- ([^\n]+)\n(?=\*{15})", re.MULTILINE)
 _CONTEXT_HUNK = re.compile(
@@ -27,14 +25,12 @@ _LINE = re.compile(rb"([-+! ]) ([^\n]*\n(?:\\ [^\n]*\n)?)")
 
 
 def unified(content: bytes, file: Path) -> bytes:
-    """The content of a file with its diffs in unified form, with LF and without indentation, colours or a byte order mark.
+    """The content of a file with its diffs in unified form, with LF and without indentation or a byte order mark.
 
     Raises:
-        BadInput: UTF-16 with other characters than ASCII, which Windows' shell may have changed; a context diff is malformed.
+        BadInput: a context diff is malformed.
     """
-    content = _decoded(content, file)
-    if _COLOURED.search(content):
-        content = _COLOUR.sub(b"", content)
+    content = content.removeprefix(codecs.BOM_UTF8)
     if _WINDOWS.search(content):
         content = content.replace(b"\r\n", b"\n")
     if not BEGIN.search(content) and (indented := _INDENTED.search(content)):
@@ -45,16 +41,6 @@ def unified(content: bytes, file: Path) -> bytes:
         content = _CONTEXT_NAMES.sub(rb"--- \1\n+++ \2\n", content)
         content = _CONTEXT_HUNK.sub(lambda hunk: _unified_hunk(hunk, file), content)
     return _NAMES.sub(_one_name, content)
-
-
-def _decoded(content: bytes, file: Path) -> bytes:
-    if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return content.removeprefix(codecs.BOM_UTF8)
-    try:
-        return content.decode("utf-16").encode("ascii")
-    except UnicodeError:
-        reason = "is UTF-16 with characters that Windows' shell may have changed"
-        raise BadInput(f"{file} {reason}", "write the file with git itself: git diff --output=FILE") from None
 
 
 def _unified_hunk(hunk: re.Match[bytes], file: Path) -> bytes:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sm120kit.patches.diff import Hunk
+from sm120kit.patches.diff import Hunk, split_lines
 
 MAX_FUZZ = 2
 """Limit for the lines of context at each end of a hunk that may differ, as in ``patch``."""
-
-_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 
 Fit = tuple[Hunk, list[int]]
 """A hunk, without lines of context that differ, and the lines (from 1) of a file where it fits."""
@@ -54,11 +51,6 @@ def changed(found: Sequence[Fit], content: bytes) -> bytes | None:
         end = start - 1 + len(hunk.old)
     result += lines[end:]
     return b"".join(result) if all(line.endswith(b"\n") for line in result[:-1]) else None
-
-
-def split_lines(content: bytes) -> list[bytes]:
-    """The lines of a file with their line ends, as git counts them: only LF ends a line."""
-    return _LINE.findall(content)
 
 
 def line_of(hunk: Hunk) -> int:

@@ -207,7 +207,7 @@ def parse(project: str, file: Path, content: bytes) -> tuple[Patch | None, list[
         different = (i for i, pair in enumerate(zip(normal, content, strict=False)) if pair[0] != pair[1])
         report(
             content[: next(different, len(normal))].count(b"\n") + 1,
-            "not in normal form: `sm120kit patch check --fix` writes it",
+            "not in normal form: export it from a directory of `sm120kit patch edit`",
         )
     return patch, problems
 

@@ -11,20 +11,18 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.data_roots import built_in_below, origin_of
 from sm120kit.core.errors import BadInput, SystemRefused
 from sm120kit.patches import evidence
 from sm120kit.patches._message import to_fill_in
 from sm120kit.patches.diff import Problem
-from sm120kit.patches.format import Patch, normal_form, overlap, parse
+from sm120kit.patches.format import Patch, overlap, parse
 from sm120kit.patches.patch_records import projects_in_tree
 from sm120kit.sources.source_records import Pin, VendoredProject
 
 MAX_SLUG = 100
 """Limit for the characters of a slug, so that names of patch and evidence files are short enough for any file system."""
 
-_MAIL_SIGNATURE = re.compile(rb"(?:-- \n[^\n]*\n*)?")
 _SLUG = re.compile(r"[a-z0-9]+(?:[-._]{1,2}[a-z0-9]+)*")
 
 
@@ -91,30 +89,6 @@ def needs(patch: Patch, needed: Patch) -> bool:
     """Whether a patch names another as required; of the variants in a family, it is one for a version of its own."""
     both = patch.project != needed.project or overlap(patch.versions, needed.versions)
     return needed.is_named(patch.requires) and bool(both)
-
-
-def fix(root: Path) -> list[Path]:
-    """Rewrite the patch files whose only problem is their form in normal form; returns the files that changed.
-
-    A file whose diff is not parsed to its end stays as it is: the normal form would lack the rest.
-    """
-    changed = []
-    for project in projects(root):
-        for patch in read_own(root, project)[0]:
-            file = root / project / f"{patch.slug}.patch"
-            normal = normal_form(patch)
-            if normal != patch.content and _is_complete(patch) and not parse(project, file, normal)[1]:
-                write_atomic(file, normal)
-                changed.append(file)
-    return changed
-
-
-def _is_complete(patch: Patch) -> bool:
-    """Whether the file of a patch ends with its diff; a mail signature may follow."""
-    if not patch.diff:
-        return False
-    _, diff, rest = patch.content.partition(patch.diff)
-    return bool(diff) and _MAIL_SIGNATURE.fullmatch(rest) is not None
 
 
 def require_no_problems(problems: list[Problem]) -> None:

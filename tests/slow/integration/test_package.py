@@ -208,7 +208,6 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 WRITES = (
-    ["patch", "check", "--fix"],
     ["patch", "drop", "cutlass/single-k-block-mainloop", "--offline"],
     ["patch", "import", "absent.diff"],
     ["patch", "export", "flashinfer@0.6.6", "--from", "absent"],
