@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from sm120kit.hosts.log_rules._lines import ENGINES
+from sm120kit.hosts.log_rules._index import names
+from sm120kit.hosts.log_rules._lines import ENGINES, lower, shown
 from sm120kit.hosts.log_rules._rule import Kind, Remedy, Rule
 
-_NEWER = re.compile(
-    r"\b(vllm|sglang|flashinfer|torch|triton|transformers|nccl|driver)(?:'s)? (\d[\w.]*?)\.? or newer", re.IGNORECASE
-)
-_REFUSED = re.compile(r"\b([A-Z][A-Z0-9_]{3,}): ?\[|Selected backend (?:\w+\.)?([A-Z]\w+) is not")
+RENAMED: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("renamed_options.toml").read_text("utf-8"))
+"""By engine, what replaces an option that its parser refuses."""
+_UNKNOWN_OPTIONS = re.compile(r"(?:unrecognized arguments?|no such option):?(.*)", re.IGNORECASE)
+_OPTION = re.compile(r"(?<![\w-])--(?!no-)[a-z][a-z0-9-]+(?![\w.-])")
+"""Options that no engine spells otherwise before it parses them: no negation, underscore, capital or dotted key."""
+
+
+@dataclass
+class Group:
+    """Lines that match the same rules: the first rule whose condition holds explains all of them."""
+
+    rules: tuple[Rule, ...]
+    number: int
+    line: str
+    frames: str
+    count: int = 0
+    last: int = 0
+    last_line: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the line looks like a failure, whatever the rules' conditions say."""
+        return self.rules[0].kind is not Kind.HANG and not lower(self.line)
 
 
 @dataclass(frozen=True)
@@ -32,6 +54,11 @@ class RuleMatch:
     cause: str
     fixes: tuple[str, ...]
     kind: Kind
+
+    def after(self, number: int) -> RuleMatch:
+        """This match as the consequence of the error in line ``number``."""
+        cause = f"The error in line {number} is before it; this is its consequence."
+        return replace(self, kind=Kind.CONSEQUENCE, cause=cause, fixes=())
 
 
 @dataclass(frozen=True)
@@ -95,15 +122,26 @@ class Versions:
         except InvalidVersion:
             return None
 
-    def useful(self, fix: Remedy, text: str, line: str) -> bool:
-        """Whether the log is of a remedy's versions, does not have what it advises, and the line does not refuse it."""
-        if self.fit(fix.engine) is False or any(
-            self.fit(f"{name.lower()}>={version}") for name, version in _NEWER.findall(text)
-        ):
-            return False
-        refused = {name for names in _REFUSED.findall(line) for name in names if name}
-        return refused.isdisjoint(re.findall(r"\w+", text.upper()))
-
     def conditional(self, fix: Remedy, text: str) -> str:
         """A remedy, with the versions it is for if the log does not show them."""
         return f"{fix.engine}: {text}" if fix.engine and self.fit(fix.engine) is None else text
+
+
+def filled(rule: Rule, group: Group, versions: Versions) -> RuleMatch:
+    """A rule's cause and remedies with the names in the line, without the remedies of other engines and versions."""
+    values = names(rule, group.line, group.frames) or {}
+    fixes = _replacements(group.line, versions.engine) if rule.options else rule.fixes
+    cause, *texts = (text.format_map(values) if values else text for text in (rule.cause, *(fix.text for fix in fixes)))
+    useful = (
+        versions.conditional(fix, text) for fix, text in zip(fixes, texts, strict=True) if versions.fit(fix.engine) is not False
+    )
+    return RuleMatch(rule, group.count, group.number, shown(group.line), cause, tuple(useful), rule.kind)
+
+
+def _replacements(line: str, engine: str) -> tuple[Remedy, ...]:
+    """What replaces the options that a line refuses."""
+    match, known = _UNKNOWN_OPTIONS.search(line), RENAMED.get(engine, {})
+    options = dict.fromkeys(_OPTION.findall(match[1])) if match else {}
+    replaced = [Remedy(f"`{option}`: here `{known[option]}`.") for option in options if option in known]
+    others = ", ".join(f"`{option}`" for option in options if option not in known)
+    return (*replaced, *([Remedy(f"{others}: not in this version's parser; --help lists its options.")] if others else []))

@@ -42,8 +42,9 @@ class Index:
 
     def of_lines(self, lines: Sequence[str]) -> Iterator[tuple[str, frozenset[str]]]:
         """Each line as it is compared with rules, and the strings that it has. Lines contain no newline."""
-        lowered = [line.lower().translate(_lines.QUOTES) for line in lines]
-        matches = iter(self._automaton.find_matches_as_indexes("\n".join(lowered), overlapping=True))
+        joined = "\n".join(lines).lower().translate(_lines.QUOTES)
+        lowered = joined.split("\n")[: len(lines)]
+        matches = iter(self._automaton.find_matches_as_indexes(joined, overlapping=True))
         text, _, end = next(matches, (0, 0, -1))
         for line, end_of_line in zip(lowered, accumulate(len(line) + 1 for line in lowered), strict=True):
             found = set()
@@ -75,13 +76,14 @@ def _fits(rule: Rule, lowered: str, found: frozenset[str]) -> bool:
 
 def names(rule: Rule, line: str, frames: str) -> Mapping[str, str] | None:
     """What the groups of a rule's expressions match; None if one of them does not match."""
-    text = line[: _lines.KEPT_CHARACTERS].translate(_lines.QUOTES)
     found: dict[str, str] = {}
-    for pattern, subject in ((rule.frame, f"{frames}\n{text}"), (rule.pattern, text)):
-        if pattern and not (match := re.search(pattern, subject, re.IGNORECASE)):
+    for pattern, before in ((rule.frame, f"{frames}\n"), (rule.pattern, "")):
+        if not pattern:
+            continue
+        match = re.search(pattern, before + line[: _lines.KEPT_CHARACTERS].translate(_lines.QUOTES), re.IGNORECASE)
+        if not match:
             return None
-        if pattern and match:
-            found |= {name: (value or "").strip() for name, value in match.groupdict().items()}
+        found |= {name: (value or "").strip() for name, value in match.groupdict().items()}
     return found
 
 

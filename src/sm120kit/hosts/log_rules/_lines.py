@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ LIBRARY = re.compile(
     r"(?:^|(?<!safetensors)[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE
 )
 """Paths of frames that do not identify a program."""
-TERMINAL = re.compile(r"\x1b\[[0-9;?]{0,40}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|\x08")
+_TERMINAL = re.compile(r"\x1b\[[0-9;?]{0,40}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|\x08")
 """Terminal escape sequences: colours, cursor movements and titles."""
 _DEVICE = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.IGNORECASE)
 _TIME = re.compile(r"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
@@ -31,39 +31,49 @@ _VERSION = r"v?(\d{1,4}\.\d[\w.+]{0,40})"
 _DATA = tomllib.loads(Path(__file__).with_name("line_kinds.toml").read_text("utf-8"))
 
 
-@dataclass(frozen=True)
-class Expression:
-    """A regular expression for the start of a line, and lower-case strings of which each matching line has at least one."""
+class Expressions:
+    """Regular expressions by name. A table has lower-case ``words``, of which each matching line has one, and a ``pattern``.
 
-    words: frozenset[str]
-    pattern: re.Pattern[str]
+    Without a pattern, a word at the start of a word matches; with ``before``, that expression and a version.
+    """
 
-    @classmethod
-    def of(cls, words: Sequence[str] = (), pattern: str = "", before: str = "") -> Expression:
-        """An expression; without one, ``words`` at the start of a word; a version after the expression ``before``."""
-        pattern = pattern or (before and before + _VERSION) or f"(?<![a-z0-9])(?:{'|'.join(map(re.escape, words))})"
-        return cls(frozenset(words), re.compile(pattern, re.IGNORECASE | re.ASCII))
+    def __init__(self, tables: Mapping[str, Mapping[str, Iterable[str]]]) -> None:
+        self._names: dict[str, list[str]] = defaultdict(list)
+        self.patterns = {}
+        for name, table in tables.items():
+            words = "|".join(map(re.escape, table.get("words", ())))
+            before = table.get("before", "")
+            pattern = table.get("pattern") or (before and f"{before}{_VERSION}") or f"(?<![a-z0-9])(?:{words})"
+            self.patterns[name] = re.compile(str(pattern), re.IGNORECASE | re.ASCII)
+            for word in table.get("words", ()):
+                self._names[word].append(name)
+        self.words = frozenset(self._names)
 
-    def search(self, line: str, found: Set[str]) -> re.Match[str] | None:
-        """The first match in a line that has the strings ``found``."""
-        return None if self.words and self.words.isdisjoint(found) else self.pattern.search(line[:4096])
+    def search(self, line: str, found: Set[str]) -> dict[str, re.Match[str]]:
+        """The first match of each expression in a line that has the strings ``found``."""
+        names = {name for word in self.words & found for name in self._names[word]}
+        return {name: match for name in names if (match := self.patterns[name].search(line[:4096]))}
 
 
-KINDS = {name: Expression.of(**table) for name, table in _DATA["kind"].items()}
-VERSIONS = {
-    **{engine.name: Expression.of(engine.log.texts, before=engine.log.version) for engine in all_engines()},
-    **{name: Expression.of(**table) for name, table in _DATA["version"].items()},
-}
+KINDS = Expressions(_DATA["kind"])
+VERSIONS = Expressions(
+    {engine.name: {"words": engine.log.texts, "before": engine.log.version} for engine in all_engines()} | _DATA["version"]
+)
 """Versions in lines, by package."""
 ENGINES = {engine.name: frozenset(engine.log.words) for engine in all_engines()}
 """Strings of lower-case logs of an engine, by its name."""
-WORDS = frozenset[str]().union(*(one.words for one in (*KINDS.values(), *VERSIONS.values())), *ENGINES.values())
+WORDS = KINDS.words.union(VERSIONS.words, *ENGINES.values())
 """All strings of these expressions."""
 
 
 def lower(line: str) -> bool:
     """Whether a line has a level below an error, or states a failure that was handled."""
-    return bool(KINDS["lower"].search(line[:KEPT_CHARACTERS], frozenset()))
+    return bool(KINDS.patterns["lower"].search(line[:KEPT_CHARACTERS]))
+
+
+def without_escapes(line: str) -> str:
+    """A line without terminal escape sequences."""
+    return _TERMINAL.sub("", line) if "\x1b" in line or "\x08" in line else line
 
 
 def without_prefix(line: str) -> str:
@@ -75,7 +85,7 @@ def without_prefix(line: str) -> str:
 def shown(line: str) -> str:
     """The start of a line, without characters that control a terminal."""
     text = line[:KEPT_CHARACTERS].replace("\t", " ").strip(" \ufeff\r\x00")
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+    return text if text.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
 def device(line: str) -> str:

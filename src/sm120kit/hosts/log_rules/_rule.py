@@ -42,14 +42,8 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Rule:
-    """A line with a known cause.
+    """A line with a known cause. CONTRIBUTING.md has what each condition means.
 
-    ``match`` are strings that must occur in the line, in this order, case-insensitively; ``any``, strings of which at least one
-    must; ``without``, strings that must not; ``log``, strings of which at least one must occur anywhere in the log; ``unless``,
-    strings that must not occur, in this order, in a later line of the same PCI device. ``engines`` are packages and versions,
-    one of which the log must be of, as far as it shows. ``frame`` is a regular expression for the innermost frames of the
-    traceback before the line, with the line after them; ``pattern``, one for the line. Their groups replace ``{name}`` in cause
-    and fixes. Of the rules that match a line, that with the higher ``priority``, then the more specific one explains it.
     ``late``: an earlier failure in the log is the cause, and this its consequence. ``options``: the line refuses options, for
     which replacements are looked up. ``consequence`` is the effect of an error of the host, which doctor finds in the kernel
     log by this rule; "" for all other lines. ``confidence``: ``confirmed`` by the source code that prints the line, or by

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import BinaryIO
 
-from sm120kit.hosts.log_rules import _lines, _options
-from sm120kit.hosts.log_rules._explanation import Candidate, Explanation, RuleMatch, Versions
-from sm120kit.hosts.log_rules._index import in_order, index, names
-from sm120kit.hosts.log_rules._lines import KEPT_CHARACTERS, KINDS, shown
-from sm120kit.hosts.log_rules._rule import Kind, Remedy, Rule
+from sm120kit.hosts.log_rules import _lines
+from sm120kit.hosts.log_rules._explanation import Candidate, Explanation, Group, RuleMatch, Versions, filled
+from sm120kit.hosts.log_rules._index import in_order, index
+from sm120kit.hosts.log_rules._lines import KEPT_CHARACTERS, KINDS, VERSIONS, shown
+from sm120kit.hosts.log_rules._rule import Kind, Rule
 
 BLOCK_BYTES = 1 << 20
 HANG_SECONDS = 60
@@ -23,7 +24,10 @@ FIRST_LINES, LAST_LINES = 4, 2
 """Numbers of first and last lines of each kind that are shown for an unexplained log."""
 TRACEBACK_LINES, FRAMES = 40, 4
 """Maximum number of lines between an exception and its innermost frames, and of these frames."""
+MAX_GROUPS = 1000
+"""Maximum number of different findings that are kept."""
 _DIGITS = str.maketrans("123456789", "0" * 9)
+Kinds = Mapping[str, re.Match[str]]
 
 
 def explain(stream: BinaryIO, *, ended: bool = False, now: datetime | None = None) -> Explanation:
@@ -54,24 +58,6 @@ def _blocks(stream: BinaryIO) -> Iterator[list[str]]:
         yield rest.removesuffix("\n").split("\n")
 
 
-@dataclass
-class _Group:
-    """Lines that match the same rules: the first rule whose condition holds explains all of them."""
-
-    rules: tuple[Rule, ...]
-    number: int
-    line: str
-    frames: str
-    count: int = 0
-    last: int = 0
-    last_line: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the line looks like a failure, whatever the rules' conditions say."""
-        return self.rules[0].kind is not Kind.HANG and not _lines.lower(self.line)
-
-
 def _keep(kept: dict[str, Candidate], number: int, line: str) -> None:
     """Add a line to the first and the last different lines of a kind."""
     message = _lines.without_prefix(line)[:KEPT_CHARACTERS].translate(_DIGITS)
@@ -86,17 +72,16 @@ class _LogScan:
 
     def __init__(self) -> None:
         self._number, self._index = 0, index()
-        self._groups: dict[tuple[str, ...], _Group] = {}
+        self._groups: dict[tuple[str, ...], Group] = {}
         self._contexts: set[str] = set()
         self._revoked: dict[tuple[tuple[str, ...], str], int] = {}
         """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
         self._versions: dict[str, str] = {}
         self._engines: set[str] = set()
-        self._condition = ""
-        """The condition of an assertion, of which a traceback printed the source code last."""
         self._last_other = 0
         """Number of the last line that matches no rule for hangs."""
-        self._before: deque[str] = deque(maxlen=TRACEBACK_LINES)
+        self._frames: deque[tuple[int, str]] = deque(maxlen=FRAMES)
+        """The innermost frames outside of torch since the last exception, with the numbers of their lines."""
         self._kept: dict[str, dict[str, Candidate]] = defaultdict(dict)
         """The first and the last different lines of each kind that no rule matches."""
         self._started = False
@@ -135,59 +120,53 @@ class _LogScan:
         matches: dict[str, RuleMatch] = {}
         for group in sorted(self._groups.values(), key=lambda group: group.number):
             for rule in group.rules:
-                if self._applies(rule, group, versions, ended, now) and (match := _filled(rule, group, versions)):
-                    previous = matches.get(rule.id)
-                    matches[rule.id] = replace(previous, count=previous.count + group.count) if previous else match
+                if self._applies(rule, group, versions, ended, now):
+                    first = matches.get(rule.id)
+                    matches[rule.id] = (
+                        replace(first, count=first.count + group.count) if first else filled(rule, group, versions)
+                    )
                     break
         failures = [match for match in matches.values() if match.kind in (Kind.FAILURE, Kind.GENERAL) and not match.rule.late]
-        numbers = [self._first_error, *(match.number for match in failures)]
-        first = min(filter(None, numbers), default=self._number)
-        cause = f"The error in line {first} is before it; this is its consequence."
-        return [
-            replace(match, kind=Kind.CONSEQUENCE, cause=cause, fixes=()) if match.rule.late and match.number > first else match
-            for match in matches.values()
-        ]
+        earliest = min(filter(None, (self._first_error, *(match.number for match in failures))), default=self._number)
+        return [match.after(earliest) if match.rule.late and match.number > earliest else match for match in matches.values()]
 
     def match(self, lines: Sequence[str]) -> None:
         """Match lines."""
-        completed = [self._with_condition(_lines.TERMINAL.sub("", line)) for line in lines]
-        for line, (lowered, found) in zip(completed, self._index.of_lines(completed), strict=True):
+        plain = [_lines.without_escapes(line) for line in lines]
+        for line, (lowered, found) in zip(plain, self._index.of_lines(plain), strict=True):
             self._number += 1
-            if line.strip():
-                self._note(line, lowered, found)
-                self._match_line(line, lowered, found)
+            if found:
+                self._note(lowered, found, kinds := KINDS.search(line, found), VERSIONS.search(line, found))
+                self._match_line(line, lowered, found, kinds)
+            elif line.strip():
+                self._last_other = self._number
 
-    def _with_condition(self, line: str) -> str:
-        """An AssertionError without a message, with the condition in the line of source code before it."""
-        if " assert " in line and (match := KINDS["condition"].pattern.search(line[:KEPT_CHARACTERS])):
-            self._condition = match[1]
-        elif self._condition and line.rstrip().endswith("AssertionError"):
-            line, self._condition = f"{line.rstrip()}: {self._condition}", ""
-        elif not line.endswith(("^", "~")):
-            self._condition = ""
-        return line
-
-    def _match_line(self, line: str, lowered: str, found: frozenset[str]) -> None:
-        frames = self._frames() if not found.isdisjoint(KINDS["error"].words) else ""
+    def _match_line(self, line: str, lowered: str, found: frozenset[str], kinds: Kinds) -> None:
+        frames = "\n".join(frame for number, frame in reversed(self._frames) if number >= self._number - TRACEBACK_LINES)
         rules = self._index.matching(line, lowered, found, frames)
-        if _lines.lower(line):
+        if any(rule.kind is Kind.GENERAL for rule in rules) and _lines.lower(line):
             rules = tuple(rule for rule in rules if rule.kind is not Kind.GENERAL)
-        self._before.append(line[:KEPT_CHARACTERS])
-        if not (any(rule.kind is Kind.HANG for rule in rules) or KINDS["watched"].search(line, found)):
+        if "watched" not in kinds and not any(rule.kind is Kind.HANG for rule in rules):
             self._last_other = self._number
+        if "frame" in kinds and not _lines.LIBRARY.search(path := kinds["frame"][1]):
+            self._frames.append((self._number, f"{path} in {kinds['frame'][2] or ''}"))
+        elif "raised" in kinds and "frame" not in kinds:
+            self._frames.clear()
         if rules:
             self._add(rules, line, frames)
-        elif not KINDS["noise"].search(line, found) and not KINDS["frame"].search(line, found):
-            self._add_unexplained(line, found)
+        elif not kinds.keys() & {"noise", "frame"}:
+            self._add_unexplained(line, kinds)
 
     def _add(self, rules: tuple[Rule, ...], line: str, frames: str) -> None:
         key = (*(rule.id for rule in rules), _lines.device(line) if any(rule.unless for rule in rules) else "")
-        group = self._groups.setdefault(key, _Group(rules, self._number, line[:KEPT_CHARACTERS], frames))
-        group.count, group.last, group.last_line = group.count + 1, self._number, line[:KEPT_CHARACTERS]
+        if key not in self._groups and len(self._groups) < MAX_GROUPS:
+            self._groups[key] = Group(rules, self._number, line[:KEPT_CHARACTERS], frames)
+        if group := self._groups.get(key):
+            group.count, group.last, group.last_line = group.count + 1, self._number, line[:KEPT_CHARACTERS]
 
-    def _add_unexplained(self, line: str, found: frozenset[str]) -> None:
+    def _add_unexplained(self, line: str, kinds: Kinds) -> None:
         """Keep a line that no rule matches, if it may matter."""
-        kind = next((name for name in ("raised", "error", "key", "doubtful") if KINDS[name].search(line, found)), "")
+        kind = next((name for name in ("raised", "error", "key", "doubtful") if name in kinds), "")
         if not kind:
             return
         kind = "lower" if _lines.lower(line) else kind
@@ -195,54 +174,27 @@ class _LogScan:
         if kind in ("raised", "error"):
             self._first_error, self._last_error = self._first_error or self._number, self._number
 
-    def _frames(self) -> str:
-        """The innermost frames of the traceback that precedes a line, outside of torch, one per line, the innermost first."""
-        frames: list[str] = []
-        for line in reversed(self._before):
-            if match := KINDS["frame"].pattern.search(line):
-                if not _lines.LIBRARY.search(match[1]):
-                    frames.append(f"{match[1]} in {match[2] or ''}")
-            elif len(frames) == FRAMES or KINDS["raised"].pattern.search(line):
-                break
-        return "\n".join(frames[:FRAMES])
-
-    def _note(self, line: str, lowered: str, found: frozenset[str]) -> None:
-        """Note versions and contexts of a line that has these of the strings."""
-        for name, version in _lines.VERSIONS.items():
-            if name not in self._versions and (match := version.search(line, found)):
-                self._versions[name] = match[1].strip()
+    def _note(self, lowered: str, found: frozenset[str], kinds: Kinds, versions: Kinds) -> None:
+        """Note versions and contexts of a line."""
+        for name in versions.keys() - self._versions:
+            self._versions[name] = versions[name][1].strip()
         self._engines |= {engine for engine, words in _lines.ENGINES.items() if not words.isdisjoint(found)}
         self._contexts |= self._index.contexts & found
         for unless in self._index.unless:
             if found.issuperset(unless) and in_order(unless, lowered):
-                self._revoked[unless, _lines.device(line)] = self._number
-        self._started = self._started or bool(KINDS["started"].search(line, found))
-        if KINDS["answered"].search(line, found):
+                self._revoked[unless, _lines.device(lowered)] = self._number
+        self._started = self._started or "started" in kinds
+        if "answered" in kinds:
             self._answered = self._number
 
-    def _applies(self, rule: Rule, group: _Group, versions: Versions, ended: bool, now: datetime) -> bool:
-        if rule.log and self._contexts.isdisjoint(rule.log):
-            return False
-        if rule.unless and self._revoked.get((rule.unless, _lines.device(group.line)), 0) > group.last:
-            return False
-        if rule.engines and all(versions.fit(wanted) is False for wanted in rule.engines):
+    def _applies(self, rule: Rule, group: Group, versions: Versions, ended: bool, now: datetime) -> bool:
+        """Whether the conditions of a rule beyond its line hold."""
+        revoked = self._revoked.get((rule.unless, _lines.device(group.line)), 0) if rule.unless else 0
+        fits = not rule.engines or any(versions.fit(wanted) is not False for wanted in rule.engines)
+        if revoked > group.last or not fits or (rule.log and self._contexts.isdisjoint(rule.log)):
             return False
         if rule.kind is not Kind.HANG:
             return True
-        if ended or group.last < self._last_other:
-            return False
         time = _lines.time_of(group.last_line, now)
-        return time is None or now - time >= timedelta(seconds=HANG_SECONDS)
-
-
-def _filled(rule: Rule, group: _Group, versions: Versions) -> RuleMatch | None:
-    """A rule's cause and remedies with the names in the line; None if the log refutes them: it refuses or has all of them."""
-    values = names(rule, group.line, group.frames) or {}
-    texts = [(fix, fix.text.format_map(values) if values else fix.text) for fix in rule.fixes]
-    if rule.options:
-        texts = [(Remedy(text), text) for text in _options.remedies(group.line, versions.engine)]
-    useful = tuple(versions.conditional(fix, text) for fix, text in texts if versions.useful(fix, text, group.line))
-    if not useful and (rule.options or any(versions.fit(fix.engine) is not False for fix, _ in texts)):
-        return None
-    cause = rule.cause.format_map(values) if values else rule.cause
-    return RuleMatch(rule, group.count, group.number, shown(group.line), cause, useful, rule.kind)
+        recent = time is not None and now - time < timedelta(seconds=HANG_SECONDS)
+        return not (ended or recent or group.last < self._last_other)

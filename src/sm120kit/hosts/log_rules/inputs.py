@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import shlex
@@ -13,32 +14,34 @@ from typing import BinaryIO
 from sm120kit.core.errors import BadInput
 from sm120kit.hosts.log_rules import Explanation, explain
 
-COMPRESSED = {
-    b"\x1f\x8b": "zcat",
-    b"\x28\xb5\x2f\xfd": "zstdcat",
-    b"\xfd7zX": "xzcat",
-    b"BZh": "bzcat",
-    b"PK\x03\x04": "unzip -p",
-}
-"""First bytes of gzip, zstd, xz, bzip2 and zip files, and the program that prints their content."""
+_CONTROL = bytes({*range(1, 32), 127} - {*b"\a\b\t\n\v\f\r\x1b"})
+"""Control characters that no log has. Crashed hosts leave zeros in logs."""
 
 
 def of_file(path: Path) -> Explanation:
     """Explain a file, or standard input for ``-``.
 
     Raises:
-        BadInput: the file cannot be read, is compressed, is a FIFO, or a device such as ``/dev/zero``, which does not end.
+        BadInput: the file cannot be read, is no text, is a FIFO, or a device such as ``/dev/zero``, which does not end.
     """
     name, file = ("standard input", "FILE") if str(path) == "-" else (str(path), shlex.quote(str(path)))
     try:
         with _opened(path) as stream:
-            start = stream.peek(4) if isinstance(stream, io.BufferedReader) else b""
-            for program in (program for magic, program in COMPRESSED.items() if start.startswith(magic)):
-                raise BadInput(f"{name} is compressed", f"{program} {file} | sm120kit explain -")
+            start = stream.peek(4096) if isinstance(stream, io.BufferedReader) else b""
+            if _is_binary(start):
+                hint = f"name a log; pipe a compressed one: zcat {file} | sm120kit explain -, or zstdcat, xzcat, unzip -p"
+                raise BadInput(f"{name} is no text", hint)
             return explain(stream)
     except OSError as error:
         reason = error.strerror or str(error)
         raise BadInput(f"cannot read {name}: {reason}", "name a log file, or - for standard input") from error
+
+
+def _is_binary(start: bytes) -> bool:
+    """Whether more than 5 % of the first bytes are control characters."""
+    text = start.replace(b"\0", b"")
+    marked = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return not marked and len(text.translate(None, _CONTROL)) < 0.95 * len(text)
 
 
 def _opened(path: Path) -> BinaryIO:
