@@ -23,7 +23,7 @@ _OPTION = re.compile(r"(?<![\w-])--(?!no-)[a-z][a-z0-9-]+(?![\w.-])")
 
 
 @dataclass
-class Group:
+class LineGroup:
     """Lines that match the same rules: the first rule whose condition holds explains all of them."""
 
     rules: tuple[Rule, ...]
@@ -127,7 +127,7 @@ class Versions:
         return f"{fix.engine}: {text}" if fix.engine and self.fit(fix.engine) is None else text
 
 
-def filled(rule: Rule, group: Group, versions: Versions) -> RuleMatch:
+def filled(rule: Rule, group: LineGroup, versions: Versions) -> RuleMatch:
     """A rule's cause and remedies with the names in the line, without the remedies of other engines and versions."""
     values = names(rule, group.line, group.frames) or {}
     fixes = _replacements(group.line, versions.engine) if rule.options else rule.fixes

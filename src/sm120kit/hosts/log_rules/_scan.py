@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import BinaryIO
 
 from sm120kit.hosts.log_rules import _lines
-from sm120kit.hosts.log_rules._explanation import Candidate, Explanation, Group, RuleMatch, Versions, filled
+from sm120kit.hosts.log_rules._explanation import Candidate, Explanation, LineGroup, RuleMatch, Versions, filled
 from sm120kit.hosts.log_rules._index import in_order, index
 from sm120kit.hosts.log_rules._lines import KEPT_CHARACTERS, KINDS, VERSIONS, shown
 from sm120kit.hosts.log_rules._rule import Kind, Rule
@@ -72,7 +72,7 @@ class _LogScan:
 
     def __init__(self) -> None:
         self._number, self._index = 0, index()
-        self._groups: dict[tuple[str, ...], Group] = {}
+        self._groups: dict[tuple[str, ...], LineGroup] = {}
         self._contexts: set[str] = set()
         self._revoked: dict[tuple[tuple[str, ...], str], int] = {}
         """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
@@ -160,7 +160,7 @@ class _LogScan:
     def _add(self, rules: tuple[Rule, ...], line: str, frames: str) -> None:
         key = (*(rule.id for rule in rules), _lines.device(line) if any(rule.unless for rule in rules) else "")
         if key not in self._groups and len(self._groups) < MAX_GROUPS:
-            self._groups[key] = Group(rules, self._number, line[:KEPT_CHARACTERS], frames)
+            self._groups[key] = LineGroup(rules, self._number, line[:KEPT_CHARACTERS], frames)
         if group := self._groups.get(key):
             group.count, group.last, group.last_line = group.count + 1, self._number, line[:KEPT_CHARACTERS]
 
@@ -187,7 +187,7 @@ class _LogScan:
         if "answered" in kinds:
             self._answered = self._number
 
-    def _applies(self, rule: Rule, group: Group, versions: Versions, ended: bool, now: datetime) -> bool:
+    def _applies(self, rule: Rule, group: LineGroup, versions: Versions, ended: bool, now: datetime) -> bool:
         """Whether the conditions of a rule beyond its line hold."""
         revoked = self._revoked.get((rule.unless, _lines.device(group.line)), 0) if rule.unless else 0
         fits = not rule.engines or any(versions.fit(wanted) is not False for wanted in rule.engines)
