@@ -69,8 +69,6 @@ GOOD: dict[str, Any] = {
     "available": 250 << 20,
     "environment": {"HOME": "/root", "HF_TOKEN": "hunter2"},
     "mounts": ("/dev/nvme0n1p2 / ext4 rw 0 0", "tmpfs /dev/shm tmpfs rw 0 0"),
-    "memlock": "unlimited",
-    "stack": "unlimited",
     "dmesg": ("NVRM: loading NVIDIA UNIX Open Kernel Module",),
     "files": (),
 }
@@ -195,8 +193,6 @@ HOSTS: dict[str, dict[str, Any]] = {
         "registry": "RMForceStaticBar1=1;PeerMappingOverride=1",
         "environment": {"HOME": "/root", "NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "PHB", "VLLM_SKIP_P2P_CHECK": "0"},
         "mounts": ("overlay / overlay rw 0 0", "shm /dev/shm tmpfs rw,nosuid,size=65536k 0 0"),
-        "memlock": "65536",
-        "stack": "8388608",
         "files": (
             "/.dockerenv",
             "/usr/local/cuda-13.0/compat/libcuda.so.1",
@@ -287,7 +283,6 @@ def build(name: str, root: Path) -> Path:
     put("/proc/meminfo", f"MemTotal: {host['total']} kB\nMemFree: 1 kB\nMemAvailable: {host['available']} kB\n")
     put("/proc/self/mounts", "\n".join(host["mounts"]))
     put("/proc/self/environ", "\0".join(f"{key}={value}" for key, value in host["environment"].items()))
-    put("/proc/self/limits", f"Max locked memory  {host['memlock']}  x bytes\nMax stack size  {host['stack']}  x bytes\n")
     vendor, family, model, flags = host["cpu"]
     put(
         "/proc/cpuinfo",

@@ -178,7 +178,7 @@ def test_json_has_the_documented_schema(tmp_path: Path) -> None:
     root = synthetic_hosts.build("neglected", tmp_path)
     result = CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"])
     report = TypeAdapter(doctor.DoctorReport).validate_json(result.stdout)
-    assert report.schema_version == 2 and report.problems and not report.fit
+    assert report.schema_version == 3 and report.problems and not report.fit
 
 
 def test_check_names_are_unique() -> None:
@@ -275,12 +275,6 @@ def diagnose(host: Host, name: str) -> doctor.Diagnosis:
     return doctor.diagnose(host, [host_check for host_check in CHECKS if host_check.name == name])[0].verdict
 
 
-def test_turin_graph_applies_to_eight_gpus_only(hosts: dict[str, Host]) -> None:
-    host = hosts["turin-8"]
-    assert diagnose(replace(host, gpus=host.gpus[:4]), "turin-graph").status is Status.NOT_APPLICABLE
-    assert diagnose(replace(host, names=("NCCL_GRAPH_FILE",)), "turin-graph").status is Status.OK
-
-
 def test_acs_fix_mentions_passthrough_devices(hosts: dict[str, Host]) -> None:
     host = replace(hosts["pix-pair"], passthrough=("0000:05:00.0",))
     assert "passthrough of 0000:05:00.0" in diagnose(host, "acs").fix
@@ -294,7 +288,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert output.rstrip().splitlines()[-1].startswith("not fit: ")
     assert "acs" in output and "setpci" not in output and "breaks" in output
-    assert output.index("power-brake (breaks)") < output.index("temperature (slows)") < output.index("zfs (minor)")
+    assert output.index("power-brake (breaks)") < output.index("temperature (slows)")
     record = json.loads(CliRunner().invoke(app, ["doctor", "--root", str(root), "--json"]).stdout)
     assert record["fit"] is False and len(record["findings"]) == len(CHECKS)
     assert "hunter2" not in output + json.dumps(record)

@@ -124,7 +124,7 @@ class DoctorReport:
 def report(host: Host, findings: Sequence[Finding], configuration: str = "") -> DoctorReport:
     """The report on a host. A change of its form that breaks programs which read it increases ``schema_version``."""
     names = tuple(finding.check for finding in ranked(findings))
-    return DoctorReport(2, configuration, fit(findings), names, tuple(findings), host)
+    return DoctorReport(3, configuration, fit(findings), names, tuple(findings), host)
 
 
 def _diagnosis(check: HostCheck, host: Host) -> Diagnosis:

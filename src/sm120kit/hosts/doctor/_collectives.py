@@ -1,4 +1,4 @@
-"""Checks of NCCL and custom all-reduce: variables, tuning for AMD Turin, the PyTorch allocator, and stale caches."""
+"""Checks of NCCL and custom all-reduce: variables, the PyTorch allocator, and stale caches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from sm120kit.hosts.doctor._findings import (
     problem,
     unknown,
 )
-from sm120kit.hosts.doctor._machine import TURIN_FAMILY
 from sm120kit.hosts.facts import Host
 from sm120kit.hosts.facts._fact_records import PeerCache
 
 SHIMS = {"libvgpu.so": "HAMi", "libvcuda.so": "gpu-manager", "libcuda-control.so": "gpu-manager"}
 """File name of a preloaded library that intercepts CUDA calls -> the program that installs it."""
-TURIN_GPUS = 8
 CUSTOM_GPUS = 2
 """Number of GPUs without NVLink for which vLLM uses its custom all-reduce (custom_all_reduce.py)."""
 
@@ -57,20 +55,6 @@ def p2p_disable(host: Host) -> Diagnosis:
     if any(pair.granted not in ("OK", None) for pair in host.pairs):
         return ok("NCCL_P2P_DISABLE is set, and the driver refuses P2P on this host")
     return problem("nccl-p2p-disable", Impact.MINOR, "NCCL_P2P_DISABLE=1")
-
-
-@check("turin-graph")
-def turin_graph(host: Host) -> Diagnosis:
-    if host.cpu.family != TURIN_FAMILY or (host.cpu.sockets or 1) < 2 or len(host.gpus) < TURIN_GPUS:
-        return not_applicable("applies to 8 GPUs on dual-socket AMD Turin")
-    tuning = [name for name in ("NCCL_GRAPH_FILE", "NCCL_PROTO") if name in host.names]
-    if tuning:
-        return ok(f"{' and '.join(tuning)} set")
-    return problem(
-        "turin-graph",
-        Impact.SLOWS,
-        f"{len(host.gpus)} GPUs on {host.cpu.sockets} x {host.cpu.model}; neither NCCL_GRAPH_FILE nor NCCL_PROTO is set",
-    )
 
 
 @check("allocator")

@@ -1,4 +1,4 @@
-"""Checks of containers: whether a host can start one with GPUs, and the limits and libraries inside one."""
+"""Checks of containers: whether a host can start one with GPUs, and the shared memory inside one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from sm120kit.hosts.doctor._findings import Diagnosis, Impact, check, not_applic
 from sm120kit.hosts.facts import Host
 
 SHM_FLOOR = 8 << 30
-STACK_FLOOR = 64 << 20
 
 
 @check("container-toolkit")
@@ -30,35 +29,6 @@ def shm(host: Host) -> Diagnosis:
     if size < SHM_FLOOR:
         return problem("shm", Impact.BREAKS, f"/dev/shm has {size >> 20} MiB")
     return ok(f"/dev/shm has {size >> 30} GiB")
-
-
-@check("ulimits")
-def ulimits(host: Host) -> Diagnosis:
-    if not host.container.inside:
-        return not_applicable("a container has its own limits: docker run --ulimit")
-    memlock, stack = host.container.memlock, host.container.stack
-    if memlock is None or stack is None:
-        return unknown(host.missing_reason("/proc/self/limits"), "ulimit -l; ulimit -s")
-    low = [f"memlock {memlock} B"] if memlock != -1 else []
-    low += [f"stack {stack} B"] if 0 <= stack < STACK_FLOOR else []
-    if low:
-        return problem("ulimits", Impact.MINOR, ", ".join(low))
-    return ok("memlock unlimited, stack 64 MiB or more")
-
-
-@check("cuda-compat")
-def compat(host: Host) -> Diagnosis:
-    if not host.container.compat:
-        return not_applicable("no CUDA compatibility libraries")
-    if any(gpu.consumer for gpu in host.gpus):
-        directories = sorted({path.rpartition("/")[0] for path in host.container.compat})
-        return problem(
-            "cuda-compat",
-            Impact.BREAKS,
-            ", ".join(directories),
-            fix="hide them: " + " ".join(f"--mount type=tmpfs,destination={directory}" for directory in directories),
-        )
-    return ok("CUDA compatibility libraries with an RTX PRO GPU")
 
 
 @check("left-behind")

@@ -1,13 +1,10 @@
-"""Checks of the machine: hypervisor, CPUs, NUMA and storage."""
+"""Checks of the machine: hypervisor, CPUs and NUMA."""
 
 from __future__ import annotations
 
 from sm120kit.hosts.doctor._findings import Diagnosis, Impact, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.doctor._peers import p2p_unused
 from sm120kit.hosts.facts import Host
-
-TURIN_FAMILY = 26
-"""CPU family of AMD Zen 5, such as EPYC 9005 "Turin" (Linux's amd.c)."""
 
 
 @check("wsl2")
@@ -49,13 +46,3 @@ def governor(host: Host) -> Diagnosis:
     if host.cpu.governors != ("performance",):
         return problem("governor", Impact.MINOR, f"governor: {', '.join(host.cpu.governors)}")
     return ok("governor: performance")
-
-
-@check("zfs")
-def zfs(host: Host) -> Diagnosis:
-    if host.file_systems is None:
-        return unknown(host.missing_reason("/proc/self/mounts"), "findmnt -t zfs")
-    mount_points = [point for point, kind in host.file_systems if kind == "zfs"]
-    if mount_points:
-        return problem("zfs", Impact.MINOR, f"ZFS at {', '.join(mount_points)}")
-    return ok("no ZFS")

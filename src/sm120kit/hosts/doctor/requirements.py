@@ -29,7 +29,10 @@ UNIFIED_SHARE = 0.93
 """MemTotal is at least this share of the nominal unified memory; firmware and display reserve the rest."""
 
 _PAIRS = (Scope.PAIR, Scope.BARE_PAIR)
-_REMOVED = ("cudart", "kernel-cache", "kernel-version", "nvme", "posted-writes", "raid", "sysctl")
+_REMOVED = (
+    *("cuda-compat", "cudart", "kernel-cache", "kernel-version", "nvme", "posted-writes"),
+    *("raid", "sysctl", "turin-graph", "ulimits", "zfs"),
+)
 """Checks that users' configurations may list and that exist no more."""
 
 

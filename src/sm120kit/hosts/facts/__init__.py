@@ -96,7 +96,6 @@ def probe(root: Path = Path("/")) -> Host:
         names=names,
         preloaded=_system.preloaded(reader),
         kernel_log=_system.kernel_log(reader),
-        file_systems=_system.file_systems(reader),
         guards=_system.guards(reader),
         peer_caches=_system.peer_caches(reader),
         unread=reader.unread,

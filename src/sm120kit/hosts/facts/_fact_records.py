@@ -109,7 +109,6 @@ class Driver:
 class Cpu:
     """CPUs. ``nodes`` is the number of NUMA nodes that are online."""
 
-    family: int | None
     model: str | None
     sockets: int | None
     nodes: int | None
@@ -118,10 +117,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class ContainerFacts:
-    """Container support of a host, and limits and libraries inside a container.
-
-    ``memlock`` and ``stack`` in bytes, -1 for unlimited.
-    """
+    """Container support of a host, and shared memory inside a container, in bytes."""
 
     inside: bool
     toolkit: bool
@@ -129,9 +125,6 @@ class ContainerFacts:
     runtime: bool
     cdi: bool
     shm_bytes: int | None
-    memlock: int | None
-    stack: int | None
-    compat: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -160,7 +153,7 @@ class Host:
     the engines. ``preloaded`` are file names of libraries that every program loads; ``kernel_log`` its lines on PCI.
     ``wsl`` is whether this is a kernel of WSL2.
     ``virtual`` is the hypervisor's product name, "" on bare metal; ``passthrough`` are devices bound to vfio-pci;
-    ``iommu_active`` is whether the kernel uses an IOMMU. ``file_systems`` are (mount point, type) pairs of disks.
+    ``iommu_active`` is whether the kernel uses an IOMMU.
     Memory in bytes.
     """
 
@@ -183,7 +176,6 @@ class Host:
     names: tuple[str, ...]
     preloaded: tuple[str, ...]
     kernel_log: tuple[str, ...] | None
-    file_systems: tuple[tuple[str, str], ...] | None
     guards: tuple[str, ...] | None
     peer_caches: tuple[PeerCache, ...]
     unread: dict[str, str]

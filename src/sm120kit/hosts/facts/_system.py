@@ -9,7 +9,7 @@ from pathlib import Path
 from sm120kit.core.outside import parse_json
 from sm120kit.hosts.facts._fact_records import ContainerFacts, Cpu, LaunchedContainer, PeerCache
 from sm120kit.hosts.facts._reader import HostReader
-from sm120kit.hosts.facts._redact import NAMED_VARIABLES, READ_VARIABLES, kernel_lines, without_identifiers
+from sm120kit.hosts.facts._redact import NAMED_VARIABLES, READ_VARIABLES, kernel_lines
 
 PRELOAD = "/etc/ld.so.preload"
 """Libraries that the dynamic loader adds to every program (ld.so(8))."""
@@ -58,9 +58,7 @@ def cpu(reader: HostReader) -> Cpu:
         match = re.search(rf"^{name}\s*: (.*)$", text, re.MULTILINE)
         return match[1].strip() if match else None
 
-    family = value("cpu family")
     return Cpu(
-        int(family) if family and family.isdecimal() else None,
         value("model name"),
         len(packages) or None,
         _count(nodes),
@@ -76,16 +74,6 @@ def _count(ranges: str | None) -> int | None:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-DISKS = frozenset({"ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "nfs", "nfs4", "overlay"})
-
-
-def file_systems(reader: HostReader) -> tuple[tuple[str, str], ...] | None:
-    """Mount points of disks with their file system types."""
-    mounts = _mounts(reader)
-    disks = {(without_identifiers(point), kind) for point, kind, _ in mounts or () if kind in DISKS}
-    return None if mounts is None else tuple(sorted(disks))
-
-
 def _mounts(reader: HostReader) -> list[tuple[str, str, str]] | None:
     text = reader.text("/proc/self/mounts")
     if text is None:
@@ -95,9 +83,8 @@ def _mounts(reader: HostReader) -> list[tuple[str, str, str]] | None:
 
 
 def container(reader: HostReader, memory_total: int | None) -> ContainerFacts:
-    """Limits and libraries inside a container, and a host's support for containers with GPUs."""
+    """Shared memory inside a container, and a host's support for containers with GPUs."""
     text = reader.text("/etc/docker/daemon.json") if reader.exists("/etc/docker/daemon.json") else None
-    limits = reader.text("/proc/self/limits") or ""
     return ContainerFacts(
         inside=reader.exists("/.dockerenv") or reader.exists("/run/.containerenv"),
         toolkit=reader.program("nvidia-ctk"),
@@ -105,9 +92,6 @@ def container(reader: HostReader, memory_total: int | None) -> ContainerFacts:
         runtime="nvidia-container-runtime" in (text or ""),
         cdi=bool(reader.glob("/etc/cdi/*nvidia*") or reader.glob("/var/run/cdi/*nvidia*")),
         shm_bytes=_shm_bytes(reader, memory_total),
-        memlock=_limit(limits, "Max locked memory"),
-        stack=_limit(limits, "Max stack size"),
-        compat=reader.glob("/usr/local/cuda*/compat/libcuda.so*"),
     )
 
 
@@ -155,14 +139,6 @@ def _shm_bytes(reader: HostReader, memory_total: int | None) -> int | None:
                 return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
             return memory_total // 2 if memory_total else None
     return None
-
-
-def _limit(limits: str, name: str) -> int | None:
-    """A soft limit of /proc/self/limits in bytes; -1 for unlimited."""
-    match = re.search(rf"^{name}\s+(unlimited|\d+)", limits, re.MULTILINE)
-    if not match:
-        return None
-    return -1 if match[1] == "unlimited" else int(match[1])
 
 
 def environment(reader: HostReader) -> tuple[dict[str, str], tuple[str, ...]]:
