@@ -1,4 +1,4 @@
-"""Lockfiles: byte-stable text, build id, differences by field, and the lockfiles of this repository."""
+"""Lockfiles: byte-stable text, build id, differences, and the lockfiles of this repository."""
 
 from __future__ import annotations
 
@@ -110,17 +110,17 @@ def patch(data: dict[str, Any], number: int) -> dict[str, Any]:
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "pin of the recipe": (
         lambda d: d["recipe"]["environment"].update(requires=["vllm==0.19.0"]),
-        r"recipe\.environment\.requires\.vllm==0\.19\.0: in the lockfile, but removed since",
+        r"- +.vllm==0\.19\.0.\n",
     ),
-    "python": (lambda d: d["recipe"]["environment"].update(python="3.13"), r"recipe\.environment\.python: locked 3\.13"),
-    "patch": (lambda d: patch(d, 1).update(sha256="9" * 64), r"patches\.flashinfer/two\.sha256: locked 9+, now 2+"),
-    "patch gone": (lambda d: d["patches"].pop(0), r"patches\.cutlass/one\.sha256: not in the lockfile"),
-    "override": (lambda d: d["overrides"][0].update(sha256="9" * 64), r"overrides\.a\.hpp\.sha256"),
-    "source": (lambda d: d["sources"][0].update(pinned="sha256 1"), r"sources\.flashinfer\.pinned: locked sha256 1, now"),
-    "tree": (lambda d: d["sources"][1].update(patched_tree="1"), r"sources\.cutlass\.patched_tree: locked 1, now"),
-    "kernels": (lambda d: d.update(rests_on="k 2"), r"rests_on: locked k 2, now k 1"),
-    "base image": (lambda d: d.update(base_image="x@sha256:1"), r"base_image: locked x@sha256:1"),
-    "format": (lambda d: d.update(format=0), r"format: locked 0, now 1"),
+    "python": (lambda d: d["recipe"]["environment"].update(python="3.13"), r"- +.python.: .3\.13."),
+    "patch": (lambda d: patch(d, 1).update(sha256="9" * 64), r"- +.sha256.: .9+.\n\+ +.sha256.: .2+."),
+    "patch gone": (lambda d: d["patches"].pop(0), r"\+ +.path.: .cutlass/one."),
+    "override": (lambda d: d["overrides"][0].update(sha256="9" * 64), r"- +.sha256.: .9+."),
+    "source": (lambda d: d["sources"][0].update(pinned="sha256 1"), r"- +.pinned.: .sha256 1."),
+    "tree": (lambda d: d["sources"][1].update(patched_tree="1"), r"- +.patched_tree.: .1."),
+    "kernels": (lambda d: d.update(rests_on="k 2"), r"- +.rests_on.: .k 2."),
+    "base image": (lambda d: d.update(base_image="x@sha256:1"), r"- +.base_image.: .x@sha256:1."),
+    "format": (lambda d: d.update(format=0), r"- +.format.: 0"),
     "wheel hash": (lambda d: d["closures"][1]["wheels"][0].update(sha256="9" * 64), rf"closures\.{PLATFORM}: .*were edited"),
     "wheel version": (lambda d: d["closures"][1]["wheels"][0].update(version="2"), rf"closures\.{PLATFORM}: .*were edited"),
     "wheel added": (lambda d: d["closures"][1]["wheels"].append(asdict(wheel("evil"))), "were edited"),
@@ -129,7 +129,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_each_edit_is_reported_by_its_field(lock: Lock, tree: PatchedTree, tmp_path: Path, edit: str) -> None:
+def test_each_edit_is_reported(lock: Lock, tree: PatchedTree, tmp_path: Path, edit: str) -> None:
     change, expected = EDITS[edit]
     data = json.loads(lockfile.text(lock))
     change(data)

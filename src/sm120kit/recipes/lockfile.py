@@ -11,10 +11,11 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from difflib import unified_diff
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -262,15 +263,14 @@ def verify(target: Target) -> Lock:
     Returns the lock with every input.
 
     Raises:
-        Mismatch: the lockfile is missing, edited or outdated; the message lists every field that differs.
+        Mismatch: the lockfile is missing, edited or outdated; the message has every line that differs.
     """
     lock = target.read_lock
     current = current_lock(target, lock.closures)
     changes = differences(lock, stored(current, target.lock_path))
     if changes:
-        count = f"{len(changes)} difference{'s' * (len(changes) > 1)}"
         raise Mismatch(
-            "\n  ".join([f"the lockfile of {target.recipe.name} is outdated or was edited: {count}", *changes]),
+            "\n  ".join([f"the lockfile of {target.recipe.name} is outdated or was edited (-) and would be (+):", *changes]),
             f"if the change is intended, lock it again: sm120kit recipe lock {target.argument}; otherwise undo it",
         )
     return current
@@ -306,16 +306,9 @@ def _base(recipe: Recipe, name: str) -> str:
 
 
 def differences(lock: Lock, current: Lock) -> tuple[str, ...]:
-    """Every field in which a lock differs from the ``current`` one, and closures whose wheels were edited."""
-    before, now = (dict(_fields("", asdict(replace(each, closures=())))) for each in (lock, current))
-    changes = []
-    for path in sorted({*before, *now}):
-        if path not in before:
-            changes.append(f"{path}: not in the lockfile; now {_shorten(now[path])}")
-        elif path not in now:
-            changes.append(f"{path}: in the lockfile, but removed since")
-        elif before[path] != now[path]:
-            changes.append(f"{path}: locked {_shorten(before[path])}, now {_shorten(now[path])}")
+    """The lines in which the text of a lock differs from the ``current`` one, and closures whose wheels were edited."""
+    before, now = (text(replace(each, closures=())).splitlines() for each in (lock, current))
+    changes = [line for line in unified_diff(before, now, n=2, lineterm="") if not line.startswith(("---", "+++"))]
     for closure in lock.closures:
         if closure.sha256 != digest_of(closure.wheels):
             changes.append(f"closures.{closure.platform}: its wheels are not those that were resolved: they were edited")
@@ -323,31 +316,6 @@ def differences(lock: Lock, current: Lock) -> tuple[str, ...]:
     locked = [closure.platform for closure in lock.closures]
     changes += [f"closures.{platform}: not in the lockfile" for platform in platforms if platform not in locked]
     return tuple(changes)
-
-
-def _fields(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields in a value with their paths; an entry of a list by its name, so that another one does not shift it."""
-    entries = value if isinstance(value, dict) else _by_name(value) if isinstance(value, list | tuple) else None
-    if not entries:
-        yield path, value
-    for key, entry in (entries or {}).items():
-        yield from _fields(f"{path}.{key}".lstrip("."), entry)
-
-
-def _by_name(entries: Sequence[Any]) -> dict[str, Any]:
-    """A list as a mapping by the names of its entries, so that an added or removed entry does not shift the others."""
-    keys = ("path", "project", "platform", "name")
-    named = {}
-    for number, entry in enumerate(entries):
-        is_table = isinstance(entry, dict)
-        name = next((str(entry[key]) for key in keys if key in entry), str(number)) if is_table else str(entry)
-        named[name] = entry
-    return named
-
-
-def _shorten(value: Any) -> str:
-    shown = str(value)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def series_changes(lock: Lock, root: Path) -> Iterator[str]:
