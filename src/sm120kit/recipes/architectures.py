@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,66 +15,10 @@ from sm120kit.core.outside import parse_json, read_found
 from sm120kit.recipes.load import read_entries
 from sm120kit.recipes.schema import Strict
 
-Count = Annotated[int, Field(ge=1)]
+MATRICES = 3
+"""Matrices of a gated MLP: gate, up, down."""
+
 Bits = Annotated[float, Field(gt=0, le=32)]
-
-
-class Grouped(Strict):
-    """Attention with a KV cache in ``layers`` of the layers; ``gated``: q_proj also produces an output gate."""
-
-    layers: Count
-    heads: Count
-    kv_heads: Count
-    head_dim: Count
-    gated: bool = False
-
-
-class SparseIndex(Strict):
-    """The index of sparse attention, which selects the ``top_k`` tokens that are attended to."""
-
-    heads: Count
-    head_dim: Count
-    top_k: Count
-
-
-class Latent(Strict):
-    """Multi-head latent attention: the cache has ``kv_rank`` + ``rope`` elements per token and layer, on every GPU."""
-
-    layers: Count
-    heads: Count
-    q_rank: Count
-    kv_rank: Count
-    nope: Count
-    rope: Count
-    v_dim: Count
-    index: SparseIndex | None = None
-
-
-class Linear(Strict):
-    """Gated DeltaNet: a state of ``value_heads`` x ``head_dim`` x ``head_dim`` per layer and sequence, no cache."""
-
-    layers: Count
-    key_heads: Count
-    value_heads: Count
-    head_dim: Count
-    state_bytes: Count
-
-
-class Dense(Strict):
-    """A gated MLP in ``layers`` of the layers."""
-
-    layers: Count
-    width: Count
-
-
-class Experts(Strict):
-    """``count`` routed experts in ``layers`` of the layers, ``active`` of them per token; ``shared_width``: of a shared one."""
-
-    layers: Count
-    count: Count
-    active: Count
-    width: Count
-    shared_width: Annotated[int, Field(ge=0)] = 0
 
 
 class PartBits(Strict):
@@ -97,18 +42,36 @@ class Weights(Strict):
     source: str
 
 
-class Architecture(Strict):
-    """The sizes of a language model. ``mtp_layers`` are layers like its own that draft tokens, with its output head."""
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a language model.
 
-    hidden: Count
-    vocabulary: Count
-    layers: Count
-    attention: Grouped | None = None
-    latent_attention: Latent | None = None
-    linear_attention: Linear | None = None
-    mlp: Dense | None = None
-    experts: Experts | None = None
-    mtp_layers: Annotated[int, Field(ge=0)] = 0
+    ``kv_heads`` x ``head_dim`` are those of keys and of values in ``full`` of the layers; with multi-head latent attention
+    these are 0, and the cache has ``latent`` elements per token and layer, on every GPU. Sparse attention attends to
+    ``attended`` tokens. ``linear`` layers have gated DeltaNet, with a state of ``state_bytes`` per sequence in all of them. A
+    token selects ``active`` of ``experts`` in each of ``moe_layers``. ``mtp_layers`` are layers like its own that draft tokens,
+    with its output head. ``parameters`` has those of each part of :class:`PartBits` with all experts of all layers; ``expert``
+    are those of one, ``router`` those of the router of a layer, which is BF16.
+    """
+
+    hidden: int
+    vocabulary: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    latent: int
+    attended: int | None
+    full: int
+    linear: int
+    state_bytes: int
+    moe_layers: int
+    experts: int
+    active: int
+    expert: int
+    router: int
+    mtp_layers: int
+    parameters: Mapping[str, int]
 
 
 def recorded_config(repository: str) -> Path:
@@ -166,60 +129,89 @@ def architecture_of(text: Mapping[str, Any], *, with_mtp: bool) -> Architecture 
     """The architecture of a language model by the keys of ``config.json``; None if it is unsupported."""
     try:
         return _architecture(text, with_mtp)
-    except (KeyError, TypeError, ValueError):  # pydantic's errors are of the last kind
+    except (TypeError, ValueError):
         return None
+
+
+def _size(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of some keys that is set and not 0."""
+    value = next((text[name] for name in names if text.get(name)), default)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{names[0]} is no size")
+    return value
 
 
 def _architecture(text: Mapping[str, Any], with_mtp: bool) -> Architecture | None:
-    layers, hidden, heads = text["num_hidden_layers"], text["hidden_size"], text["num_attention_heads"]
+    layers, hidden, heads = (_size(text, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     kinds = text.get("layer_types") or ["full_attention"] * layers
-    latent, sparse = text.get("kv_lora_rank"), text.get("index_topk")
-    if set(kinds) - {"full_attention", "linear_attention"} or (sparse and not latent) or text.get("sliding_window"):
-        return None
+    latent, sparse = _size(text, "kv_lora_rank", default=0), _size(text, "index_topk", default=0)
     full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
-    count = text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 0
-    dense = text.get("first_k_dense_replace", 0) if count else layers
-    width = text.get("moe_intermediate_size") or text["intermediate_size"]
-    shared = text.get("shared_expert_intermediate_size") or width * text.get("n_shared_experts", 0)
+    if full < 1 or full + linear < len(kinds) or (sparse and not latent) or text.get("sliding_window"):
+        return None
+    experts = _size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
+    dense_layers = _size(text, "first_k_dense_replace", default=0) if experts else layers
+    width = _size(text, "moe_intermediate_size", "intermediate_size")
+    shared_width = _size(text, "shared_expert_intermediate_size", default=width * _size(text, "n_shared_experts", default=0))
+    kv_heads = 0 if latent else _size(text, "num_key_value_heads", default=heads)
+    dim = 0 if latent else _size(text, "head_dim", default=hidden // heads)
+    if latent:
+        attention, cached = _latent_attention(text, hidden, heads, sparse)
+    else:
+        gate = 1 if text.get("attn_output_gate") else 0
+        attention, cached = hidden * dim * ((2 + gate) * heads + 2 * kv_heads), 0
+    delta, state_bytes = _gated_delta_net(text, hidden) if linear else (0, 0)
+    expert, router = (MATRICES * hidden * width, hidden * experts) if experts else (0, 0)
+    shared = MATRICES * hidden * shared_width if experts else 0
+    dense = MATRICES * hidden * _size(text, "intermediate_size") if dense_layers else 0
+    mtp_layers = _size(text, "mtp_num_hidden_layers", "num_nextn_predict_layers", default=0) if with_mtp else 0
+    joins = 2 * hidden * hidden  # MTP joins the hidden state and the last token's embedding
+    drafting = attention + joins + (experts * expert + shared + router if experts else dense)
+    moe_layers = layers - dense_layers
     return Architecture(
         hidden=hidden,
-        vocabulary=text["vocab_size"],
+        vocabulary=_size(text, "vocab_size"),
         layers=layers,
-        attention=None
-        if latent
-        else Grouped(
-            layers=full,
-            heads=heads,
-            kv_heads=text.get("num_key_value_heads") or heads,
-            head_dim=text.get("head_dim") or hidden // heads,
-            gated=bool(text.get("attn_output_gate")),
-        ),
-        latent_attention=Latent(
-            layers=full,
-            heads=heads,
-            q_rank=text["q_lora_rank"],
-            kv_rank=latent,
-            nope=text["qk_nope_head_dim"],
-            rope=text["qk_rope_head_dim"],
-            v_dim=text["v_head_dim"],
-            index=SparseIndex(heads=text["index_n_heads"], head_dim=text["index_head_dim"], top_k=sparse) if sparse else None,
-        )
-        if latent
-        else None,
-        linear_attention=Linear(
-            layers=linear,
-            key_heads=text["linear_num_key_heads"],
-            value_heads=text["linear_num_value_heads"],
-            head_dim=text["linear_value_head_dim"],
-            state_bytes=4 if text.get("mamba_ssm_dtype") == "float32" else 2,
-        )
-        if linear
-        else None,
-        mlp=Dense(layers=dense, width=text["intermediate_size"]) if dense else None,
-        experts=Experts(
-            layers=layers - dense, count=count, active=text["num_experts_per_tok"], width=width, shared_width=shared
-        )
-        if count
-        else None,
-        mtp_layers=(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0) if with_mtp else 0,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        latent=cached,
+        attended=sparse or None,
+        full=full,
+        linear=linear,
+        state_bytes=linear * state_bytes,
+        moe_layers=moe_layers,
+        experts=experts,
+        active=_size(text, "num_experts_per_tok") if experts else 0,
+        expert=expert,
+        router=router,
+        mtp_layers=mtp_layers,
+        parameters={
+            "attention": attention * full,
+            "linear_attention": delta * linear,
+            "experts": experts * expert * moe_layers,
+            "shared": shared * moe_layers,
+            "dense": dense * dense_layers,
+            "head": hidden * _size(text, "vocab_size"),
+            "mtp": drafting * mtp_layers,
+        },
     )
+
+
+def _latent_attention(text: Mapping[str, Any], hidden: int, heads: int, sparse: int) -> tuple[int, int]:
+    """Parameters of a layer of multi-head latent attention with its index, and elements of a token in its cache."""
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    q_rank, kv_rank, nope, rope, v_dim = (_size(text, name) for name in names)
+    up = heads * (q_rank * (nope + rope) + kv_rank * (nope + v_dim))
+    index = 0
+    if sparse:
+        index_heads, index_dim = _size(text, "index_n_heads"), _size(text, "index_head_dim")
+        index = q_rank * index_heads * index_dim + hidden * (index_dim + index_heads)
+    return hidden * (q_rank + kv_rank + rope) + up + heads * v_dim * hidden + index, kv_rank + rope
+
+
+def _gated_delta_net(text: Mapping[str, Any], hidden: int) -> tuple[int, int]:
+    """Parameters of a layer (queries, keys, values, gate, two scalars per head, output), and bytes of its state."""
+    names = ("linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim")
+    key_heads, value_heads, dim = (_size(text, name) for name in names)
+    state_bytes = 4 if text.get("mamba_ssm_dtype") == "float32" else 2
+    return hidden * (2 * key_heads * dim + 3 * value_heads * dim + 2 * value_heads), value_heads * dim**2 * state_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from sm120kit.bench.roofline._architecture import RooflineModel, cache, model, parameters
+from sm120kit.bench.roofline._architecture import RooflineModel, cache, model
 from sm120kit.core.outside import parse_json
 from sm120kit.recipes.architectures import Architecture, PartBits, architecture_of, language_model
 from sm120kit.serving import checkpoint
@@ -40,8 +40,7 @@ def model_from(files: checkpoint.ModelFiles) -> RooflineModel | None:
     for _, header in files.headers(sorted(shards)):
         for tensor, entry in header.items():
             sizes["mtp" if tensor in facts.mtp else part(tensor)] += entry.bytes
-    counts = parameters(architecture)
-    bits = {part: 8 * sizes[part] / count for part, count in counts.items() if count and sizes[part]}
+    bits = {part: 8 * sizes[part] / count for part, count in architecture.parameters.items() if count and sizes[part]}
     try:
         return model(architecture, PartBits(**bits))
     except ValueError:  # of pydantic: sizes that no such architecture has
@@ -49,7 +48,7 @@ def model_from(files: checkpoint.ModelFiles) -> RooflineModel | None:
 
 
 def _same_cache(architecture: Architecture, found: KvCache | None) -> bool:
-    return bool(architecture.latent_attention or (found and cache(architecture).vectors == found.vectors))
+    return bool(architecture.latent or (found and cache(architecture).vectors == found.vectors))
 
 
 def part(tensor: str) -> str:

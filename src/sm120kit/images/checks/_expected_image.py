@@ -134,6 +134,12 @@ def _served(configuration: configurations.Configuration, recorded: Mapping[str, 
     listed = architectures.of_checkpoint(configuration.model.repository)
     return {
         "environment": dict(configuration.environment),
-        "architecture": listed[0].model_dump(mode="json") if listed else None,
+        "architecture": _attention(listed[0]) if listed else None,
         "selected": recorded.get(configuration.name, {}).get("selected", {}),
     }
+
+
+def _attention(architecture: architectures.Architecture) -> dict[str, Any]:
+    """The heads of attention layers, and whether there are layers of linear attention."""
+    heads = {name: getattr(architecture, name) for name in ("heads", "kv_heads", "head_dim")}
+    return {"attention": heads, "linear_attention": bool(architecture.linear)}
