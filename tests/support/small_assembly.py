@@ -16,8 +16,7 @@ from small_engine import make_wheel
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import _assembly, image_inputs
-from sm120kit.images._base import BaseLayer
+from sm120kit.images import _assembly, _base, image_inputs
 from sm120kit.images._layers import LayerWriter
 from sm120kit.images.image_records import Image
 from sm120kit.images.oci import Layout
@@ -129,7 +128,7 @@ class SmallImage:
             layer = LayerWriter(blob)
             layer.directory("usr")
             written = layer.finish()
-        made = BaseLayer("debian-12", "x86_64", written, root).image_base(self.python)
+        made = _base.described("debian-12", "x86_64", written, root, self.python)
         config: dict[str, Any] = {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["bash"]}
         return replace(made, config=made.config | {"config": config})
 

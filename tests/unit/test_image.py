@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from sm120kit import recipes
 from sm120kit.cli import app
 from sm120kit.cli.image import show_report
+from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotFound, NotVerified, RequirementMissing, ResourceUnavailable, SystemRefused
@@ -283,7 +284,7 @@ def test_disk_for_all_steps_of_a_build_is_required_before_the_first_download(tmp
     options = Options(workspace, origin=Origin(offline=True))
     with pytest.raises(ResourceUnavailable, match=r"the image of vllm-0\.33\.0 needs"):  # the wheel alone would fit
         delivery.prepare("", recipes.load_engine("vllm-0.33.0"), closure, options)
-    assert not workspace.downloads.exists() and not (tmp_path / "bases").exists()
+    assert not workspace.downloads.exists() and not (tmp_path / "oci-unpacked").exists()
     (workspace.downloads / wheel.sha256).mkdir(parents=True)
     (workspace.downloads / wheel.sha256 / wheel.filename).touch()
     packages = sum(package.size for package in bases.read_lock("debian-12", "x86_64"))
@@ -299,7 +300,7 @@ def test_layers_of_a_wheel_are_those_of_its_machine(machine: str, written: bool,
     (workspace.downloads / wheel.sha256 / wheel.filename).write_bytes(b"content")
     closure = Closure(f"manylinux_2_35_{machine}", "3.11", (wheel,), "")
     for each in ("x86_64", "aarch64"):
-        (workspace.root / "bases" / _base.directory_name(bases.load("debian-12"), each)).mkdir(parents=True)
+        write_atomic(_base.record_path(bases.load("debian-12"), each, workspace), b"{}")
     needed = delivery.missing_bytes("debian-12", closure, Options(workspace, origin=Origin(offline=True)))
     assert (needed == 0) is written
 

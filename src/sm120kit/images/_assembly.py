@@ -223,7 +223,7 @@ def _assemble(
         installed = (*context.locked, *(built.wheel for built in context.ours if built.wheel.name == b12x.NAME))
         key = inputs.digest(["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], settings["Env"], installed])
         record = workspace.cache / "layers" / f"{key}.json"
-        kernels = _written(record, layout)
+        kernels = written_layer(record, layout)
         if kernels is None:
             with layout.writer() as blob:
                 layer = LayerWriter(blob)
@@ -471,7 +471,7 @@ def _write(
 ) -> list[Descriptor]:
     """Write the layers that the layout lacks, the largest first, two at a time."""
     records = {layer: workspace.cache / "layers" / f"{layer.inputs}.json" for layer in planned}
-    written = {layer: _written(record, layout) for layer, record in records.items()}
+    written = {layer: written_layer(record, layout) for layer, record in records.items()}
     missing = sorted((layer for layer in planned if written[layer] is None), key=lambda layer: -layer.size)
     total = sum(layer.size for layer in missing)
     require_disk(layout.directory, int(2 * total * 1.05) + _MARGIN_BYTES if missing else 0, "the image with its unpacked files")
@@ -513,7 +513,7 @@ def _write(
     return [written[layer] or running[layer].result() for layer in planned]
 
 
-def _written(record: Path, layout: Layout) -> Descriptor | None:
+def written_layer(record: Path, layout: Layout) -> Descriptor | None:
     """A recorded layer, if the layout has it."""
     try:
         layer = read_record(Descriptor, record)

@@ -41,6 +41,11 @@ class LayerWriter:
         """Whether the layer has an entry of that path."""
         return path in self._types
 
+    @property
+    def files(self) -> list[str]:
+        """The paths of files, in the order in which they were added; of several names of a file the first."""
+        return [path for path, type_ in self._types.items() if type_ == tarfile.REGTYPE]
+
     def directory(self, path: str, *, mode: int = 0o755, uid: int = 0, gid: int = 0) -> None:
         """Add a directory.
 

@@ -7,7 +7,6 @@ image-spec, layer.md) are refused.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -29,11 +28,9 @@ from sm120kit.core.errors import BadInput, Mismatch, NotTrusted
 from sm120kit.core.outside import parse_json
 from sm120kit.core.process import Stopped
 from sm120kit.core.temporary import publish_directory
+from sm120kit.core.unpacking import FileDigest, Unpacking
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.images.oci import Layout
-
-WHITEOUT = ".wh."
-"""The prefix of names by which layers of other programs remove files of lower ones."""
+from sm120kit.images.oci import Descriptor, Layout
 
 _BUFFER = 2**20
 _DIGESTS = "digests.json"
@@ -77,6 +74,12 @@ def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Unpacke
                 pool.shutdown(cancel_futures=True)
                 raise
     return tuple(_unpacked(_target(parent, digest)) for digest in reversed(last))
+
+
+def tree_of(layer: Descriptor, layout: Layout, workspace: Workspace) -> Path:
+    """The directory of the files of one layer, which is unpacked if it is not yet. See :func:`layers` for errors."""
+    _unpack_layer(layout, layer.digest, workspace, threading.Event())
+    return _unpacked(_target(workspace.root / "oci-unpacked", layer.digest)).tree
 
 
 def unpacked(diff_ids: Iterable[str], workspace: Workspace) -> list[UnpackedLayer]:
@@ -126,9 +129,9 @@ class LayerFiles:
     """The files of a layer that is being written, which is then unpacked; see :func:`layer_files`."""
 
     def __init__(self, directory: Path, workspace: Workspace) -> None:
-        self._directory, self._workspace = directory, workspace
-        (directory / "tree").mkdir(mode=0o755)
-        self._unpacking = _Unpacking(directory / "tree", directory)
+        self._directory, self._workspace, self.tree = directory, workspace, directory / "tree"
+        self.tree.mkdir(mode=0o755)
+        self._unpacking = Unpacking(self.tree, directory)
 
     def add(self, member: tarfile.TarInfo, chunks: Iterable[bytes]) -> None:
         """Write an entry; ``chunks`` are the contents of a file. A full disk is not an error of the wheel that is read."""
@@ -186,10 +189,6 @@ class _HashingReader:
         return self._hash.hexdigest()
 
 
-FileDigest = tuple[str, int, int]
-"""The sha256 of a file in the form of RECORD, its size, and its modification time in seconds."""
-
-
 def unpack(stream: IO[bytes], tree: Path, origin: Path) -> dict[str, FileDigest | None]:
     """Write the files of a layer below ``tree``, an empty directory. ``origin`` is named in errors.
 
@@ -201,7 +200,7 @@ def unpack(stream: IO[bytes], tree: Path, origin: Path) -> dict[str, FileDigest 
     Raises:
         NotTrusted: the archive is damaged, or a path or hard link leads out of ``tree``.
     """
-    unpacking = _Unpacking(tree, origin)
+    unpacking = Unpacking(tree, origin)
     try:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=_BUFFER) as archive:
             for member in archive:
@@ -213,93 +212,6 @@ def unpack(stream: IO[bytes], tree: Path, origin: Path) -> dict[str, FileDigest 
             raise
         raise NotTrusted(f"{origin}: the layer is damaged: {error}", _HINT) from error
     return unpacking.finish()
-
-
-class _Unpacking:
-    """State of :func:`unpack`: the paths written so far."""
-
-    def __init__(self, tree: Path, origin: Path) -> None:
-        self._tree = tree
-        self._origin = origin
-        self._directories: dict[str, float | None] = {"": None}
-        self._files: dict[str, FileDigest] = {}
-        self._links: set[str] = set()
-
-    def add(self, member: tarfile.TarInfo, chunks: Iterable[bytes]) -> None:
-        """Write a member; ``chunks`` are the contents of a file."""
-        path = self._path(member.name)
-        target = self._tree / path
-        if path:
-            self._make_parents(path)
-        if member.isdir():
-            self._replace(path, target, keep_directory=True)
-            if path not in self._directories:
-                target.mkdir()
-            self._directories[path] = member.mtime
-            target.chmod((member.mode | 0o700) & 0o7777)
-            return
-        if not path:
-            raise NotTrusted(f"{self._origin}: the root of the layer is not a directory", _HINT)
-        self._replace(path, target)
-        if member.issym():
-            target.symlink_to(member.linkname)
-            self._links.add(path)
-            os.utime(target, (member.mtime, member.mtime), follow_symlinks=False)
-        elif member.islnk():
-            source = self._path(member.linkname)
-            if source not in self._files:
-                raise NotTrusted(f"{self._origin}: {member.name!r} is a hard link to {member.linkname!r}, no file of it", _HINT)
-            os.link(self._tree / source, target, follow_symlinks=False)
-            self._files[path] = self._files[source]
-        elif member.isreg():
-            digest = hashlib.sha256()
-            with target.open("xb") as file:
-                for piece in chunks:
-                    digest.update(piece)
-                    file.write(piece)
-            target.chmod((member.mode | 0o600) & 0o7777)
-            os.utime(target, (member.mtime, member.mtime))
-            sha256 = f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
-            self._files[path] = (sha256, member.size, int(member.mtime))
-
-    def finish(self) -> dict[str, FileDigest | None]:
-        """Set the times of directories, deepest first, and return the digests."""
-        for path in sorted(self._directories, reverse=True):
-            mtime = self._directories[path]
-            if mtime is not None:
-                os.utime(self._tree / path, (mtime, mtime))
-        return {**self._files, **dict.fromkeys(self._links)}
-
-    def _path(self, name: str) -> str:
-        """A member's path relative to the root; it cannot lead out of it."""
-        path = PurePosixPath(name)
-        parts = [part for part in path.parts if part != "/"]
-        if ".." in parts or "\0" in name:
-            raise NotTrusted(f"{self._origin}: the path of member {name!r} leads out of its directory", _HINT)
-        if parts and parts[-1].startswith(WHITEOUT):
-            raise NotTrusted(f"{self._origin}: member {name!r} removes a file of a lower layer", _HINT)
-        return "/".join(parts)
-
-    def _make_parents(self, path: str) -> None:
-        parent = path.rpartition("/")[0]
-        if parent in self._directories:
-            return
-        self._make_parents(parent)
-        if os.path.lexists(self._tree / parent):
-            raise NotTrusted(f"{self._origin}: {parent!r} is not a directory, and {path!r} is below it", _HINT)
-        (self._tree / parent).mkdir(mode=0o755)
-        self._directories[parent] = None
-
-    def _replace(self, path: str, target: Path, *, keep_directory: bool = False) -> None:
-        """Remove what an earlier member wrote at the path: the last member counts."""
-        if path in self._directories:
-            if keep_directory:
-                return
-            raise NotTrusted(f"{self._origin}: {path!r} is a directory and a file", _HINT)
-        if os.path.lexists(target):
-            target.unlink()
-            self._files.pop(path, None)
-            self._links.discard(path)
 
 
 @dataclass(frozen=True)

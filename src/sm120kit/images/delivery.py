@@ -87,7 +87,7 @@ def missing_bytes(base: str, closure: Closure, options: Options) -> int:
     absent = [
         machine
         for machine in {closure.machine, platform.machine()}
-        if not _base.is_assembled(bases.load(base), machine, workspace)
+        if not _base.record_path(bases.load(base), machine, workspace).is_file()
     ]
     packages = sum(package.size for machine in absent for package in bases.read_lock(base, machine))
     images = [image for image, _ in LocalImages(workspace).images(contexts.WHEELS) if image.machine == closure.machine]

@@ -57,7 +57,6 @@ KINDS = (
     EntryKind("images", "build contexts of images", ("images",), _SHA256),
     EntryKind("blobs", "layers, configs and manifests of images and bases", ("oci/blobs/sha256",), _SHA256),
     EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
-    EntryKind("bases", "bases of images, unpacked", ("bases",), r".+-[0-9a-f]{16}"),
     EntryKind("unpacked", "layers of local images, unpacked to run their checks", ("oci-unpacked",), _SHA256),
     EntryKind("tiles", "measured tiles", ("cache/tiles/units", "cache/tiles/tables"), _RECORD),
     EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256),
@@ -67,6 +66,7 @@ KINDS = (
     EntryKind("resolver", "index pages and metadata, kept by uv", ("cache",), "uv"),
     EntryKind("servers", "kernels compiled and tuned by servers", ("caches",), r"[0-9a-f]{16}"),
     EntryKind("records", "runs with their logs, verified images", ("runs", "images/verified"), r".+\.(json|log)", False),
+    EntryKind("outdated", "what older versions left behind", ("oci/compressed", "bases"), r"[^.].*"),
     EntryKind("temporary", "files of killed commands", ("scratch", "oci/partial"), r"[^.].*"),
 )
 """All kinds. A file that several entries share is counted for the first of them."""

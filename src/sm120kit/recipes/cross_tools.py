@@ -15,6 +15,7 @@ from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.temporary import publish_directory
+from sm120kit.core.unpacking import Unpacking
 from sm120kit.core.workspace import mark_used
 from sm120kit.recipes import bases
 from sm120kit.sources import debian, debian_files
@@ -96,10 +97,11 @@ def cross_tools(machine: str, options: Options) -> CrossTools:
             packed = sum(package.size for packages in tools.values() for package in packages)
             require_disk(workspace.root, _BYTES_PER_PACKED * packed, f"the tools for {machine}")
             with publish_directory(directory) as root:
+                unpacking = Unpacking(root, root)
                 for base, packages in tools.items():
                     for package, deb in zip(packages, debian.fetch(packages, workspace, options.origin), strict=True):
                         if package.name != _C_LIBRARY:
-                            _unpack(deb, root, bases.load(base))
+                            debian_files.read(deb, unpacking.add, bases.load(base).left_out)
                 script = root / "c++"
                 script.write_text(_COMPILER.format(host=own, machine=machine))
                 script.chmod(0o755)
@@ -114,13 +116,3 @@ def _locked(own: str, machine: str) -> dict[str, tuple[DebianPackage, ...]]:
 
 def _directory_name(tools: dict[str, tuple[DebianPackage, ...]]) -> str:
     return digest_of([_COMPILER, [bases.load(base).inputs() for base in tools], [*tools.values()]])
-
-
-def _unpack(deb: Path, root: Path, base: bases.Base) -> None:
-    unpacked = debian_files.unpack(deb, root, base.left_out)
-    for entry in unpacked.entries:
-        if entry.kind == "symlink":
-            (root / entry.path).parent.mkdir(parents=True, exist_ok=True)
-            (root / entry.path).symlink_to(entry.target)
-        elif entry.kind == "hardlink":
-            (root / entry.path).hardlink_to(root / entry.target)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import gzip
 import io
 import lzma
-import os
-import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, cast
 
 from sm120kit.core.archives import UNFIT, max_unpacked_bytes
-from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import NotTrusted
 
 MERGED = ("bin", "lib", "lib64", "sbin")
@@ -28,74 +26,51 @@ _CHUNK = 2**20
 _COPYRIGHT = "copyright"
 """Licenses require that these files stay with what they are for."""
 
-
-@dataclass(frozen=True)
-class RootEntry:
-    """A path of a root file system, relative to it. ``target`` is that of a link; of a hard link it is a path of a file."""
-
-    path: str
-    kind: Literal["directory", "file", "symlink", "hardlink"]
-    mode: int = 0o755
-    uid: int = 0
-    gid: int = 0
-    target: str = ""
+AddMember = Callable[[tarfile.TarInfo, Iterable[bytes]], None]
+"""Gets each member of a package with the contents of a file."""
 
 
 @dataclass(frozen=True)
-class UnpackedPackage:
-    """The entries of a package below a root file system, and its control files by name. ``paths`` are as in the package."""
+class PackageContents:
+    """The paths of a package, as in it, and its control files by name."""
 
-    entries: tuple[RootEntry, ...]
     paths: tuple[str, ...]
     control: Mapping[str, bytes]
 
 
-def unpack(deb: Path, root: Path, left_out: Iterable[str] = ()) -> UnpackedPackage:
-    """Write the files of a package below ``root``, a directory without links, and return all its entries.
+def read(deb: Path, add: AddMember, left_out: Iterable[str] = ()) -> PackageContents:
+    """Give the members of a package to ``add``: directories, files and links, with paths relative to a root file system.
 
-    Links are not created: no member can be written through one. Paths are those of a file system with merged ``/usr``.
+    ``/bin`` and others become paths below ``/usr``. ``left_out`` are shell-style patterns of paths; files named
+    ``copyright`` stay.
 
     Raises:
-        NotTrusted: it is damaged, or has a member that cannot be in a layer.
+        NotTrusted: the package is damaged, or has a path outside its directory or a special file.
     """
-    patterns = tuple(left_out)
-    limit = max_unpacked_bytes(deb.stat().st_size)
-    entries: list[RootEntry] = []
-    paths: list[str] = []
+    patterns, paths = tuple(left_out), list[str]()
     try:
         parts = _parts(deb)
         with _tar(parts, "control.tar") as archive:
             control = {path: stream.read() for path, _, stream in _members(archive, deb, _CHUNK * 16) if stream}
-        with _tar(parts, "data.tar") as archive:
-            for path, member, stream in _members(archive, deb, limit):
-                paths.append(path)
-                if path in MERGED and member.issym():
-                    continue
-                entry = _entry(_merged(path), member, deb)
-                unread = any(fnmatch.fnmatchcase(entry.path, pattern) for pattern in patterns)
-                if unread and entry.path.rpartition("/")[2] != _COPYRIGHT:
-                    continue
-                entries.append(entry)
-                target = root / entry.path
-                if entry.kind == "directory":
-                    target.mkdir(parents=True, exist_ok=True)
-                elif stream:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with disk_errors(target), target.open("xb") as file:
-                        shutil.copyfileobj(stream, file, _CHUNK)
-                        os.fchmod(file.fileno(), entry.mode & 0o777 | 0o600)
         if "control" not in control:
             raise ValueError("it has no control file")
-    except (FileExistsError, NotADirectoryError) as error:
-        occupied = Path(str(error.filename)).relative_to(root)
-        raise NotTrusted(f"{deb.name} has {occupied}, which another package has, too", HINT) from error
+        with _tar(parts, "data.tar") as archive:
+            for path, member, stream in _members(archive, deb, max_unpacked_bytes(deb.stat().st_size)):
+                paths.append(path)
+                member.name = _merged(path)
+                unread = any(fnmatch.fnmatchcase(member.name, pattern) for pattern in patterns)
+                if (path in MERGED and member.issym()) or (unread and path.rpartition("/")[2] != _COPYRIGHT):
+                    continue
+                if member.islnk():
+                    member.linkname = _merged(member.linkname.removeprefix("./"))
+                add(member, iter(functools.partial(stream.read, _CHUNK), b"") if stream else ())
     except (ValueError, KeyError, EOFError, lzma.LZMAError, tarfile.TarError, gzip.BadGzipFile) as error:
         raise NotTrusted(f"{deb} is not a Debian package: {error}", HINT) from error
     except OSError as error:
         if error.errno not in UNFIT:
             raise
         raise NotTrusted(f"{deb.name} has a path that cannot exist: {error}", HINT) from error
-    return UnpackedPackage(tuple(entries), tuple(paths), control)
+    return PackageContents(tuple(paths), control)
 
 
 def _parts(deb: Path) -> dict[str, bytes]:
@@ -148,25 +123,12 @@ def _members(archive: tarfile.TarFile, deb: Path, limit: int) -> Iterator[tuple[
             continue
         if not {"", ".", ".."}.isdisjoint(path.split("/")) or "\n" in path:
             raise NotTrusted(f"{deb.name} has a member outside its directory: {member.name!r}", HINT)
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            raise NotTrusted(f"{deb.name} has {path}, which is no file, directory or link", HINT)
         total += member.size
         if total > limit:
             raise NotTrusted(f"{deb.name} unpacks to more than {limit / 2**20:.0f} MiB", HINT)
         yield path, member, archive.extractfile(member) if member.isreg() else None
-
-
-def _entry(path: str, member: tarfile.TarInfo, deb: Path) -> RootEntry:
-    kinds: dict[bytes, Literal["directory", "file", "symlink", "hardlink"]] = {
-        tarfile.DIRTYPE: "directory",
-        tarfile.REGTYPE: "file",
-        tarfile.AREGTYPE: "file",
-        tarfile.SYMTYPE: "symlink",
-        tarfile.LNKTYPE: "hardlink",
-    }
-    kind = kinds.get(member.type)
-    if kind is None:
-        raise NotTrusted(f"{deb.name} has {path}, which is no file, directory or link", HINT)
-    target = _merged(member.linkname.removeprefix("./")) if kind == "hardlink" else member.linkname
-    return RootEntry(path, kind, member.mode & 0o7777, member.uid, member.gid, target)
 
 
 def _merged(path: str) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from sm120kit.core import process
+from sm120kit.core import process, reporting
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable
@@ -100,6 +100,8 @@ def _compile(
         write_atomic(work / name, text.encode())
     ninja = _ninja(settings)
     stale = _stale_units(ninja, work, units)
+    if stale:
+        reporting.info(f"compiling {len(stale)} of {len(units)} units of {len(generated)} modules")
     done, finished = run_gated([*ninja, *(unit.output for unit in units)], work, stale, units, settings, env=_GATE)
     if done.returncode != 0:
         raise compile_error(done.stdout, finished, work / LOG)
@@ -271,8 +273,15 @@ def _watched(gate: Gate, stale: Sequence[Unit], watch: Callable[[Progress], None
     stop = threading.Event()
 
     def observe() -> None:
+        killed = set[str]()
         while not stop.wait(WATCH_SECONDS):
-            watch(Progress(gate.events(), gate.running(), tuple(stale)))
+            finished = gate.events()
+            for unit in finished:
+                if unit.exit_code < 0 and unit.output not in killed:  # ninja shows it when the others end
+                    killed.add(unit.output)
+                    signal = f"was ended by signal {-unit.exit_code} at {unit.peak_bytes / 2**30:.1f} GiB"
+                    reporting.warn(f"the compiler of {Path(unit.output).name} {signal}; the build ends with those that run")
+            watch(Progress(finished, gate.running(), tuple(stale)))
 
     observer = threading.Thread(target=observe, daemon=True)
     observer.start()

@@ -101,7 +101,6 @@ def unit_ptx(
         raise NotFound(f"no unit of {prepared.plan.recipe} matches {pattern!r}", f"units: {', '.join(u.name for u in units)}")
     with workspace.exclusive(prepared.selection.directory):
         _ready(target, prepared)
-        reporting.info(f"compiling {len(chosen)} units to PTX")
         settings = compiling.CompileSettings.of(target.options, watch)
         outputs = compiling.compile_ptx(chosen, prepared.generated, prepared.work, settings)
         return {unit.name: (prepared.work / output).read_text() for unit, output in zip(chosen, outputs, strict=True)}
@@ -166,8 +165,6 @@ def _compile(target: FlashInferTarget, prepared: _PreparedBuild, watch: Callable
     if prepared.has_unknown_tiles:
         facts = generated_tiles(target, tools, [module.name for module in plan.modules])
         tile_records.left_out(target.recipe.name, facts)
-    units = sum(len(module.units) for module in plan.modules)
-    reporting.info(f"compiling {units} units of {len(plan.modules)} modules")
     compiling.compile_units(plan, prepared.generated, prepared.work, compiling.CompileSettings.of(target.options, watch))
     return ffi
 

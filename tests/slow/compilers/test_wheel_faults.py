@@ -160,7 +160,7 @@ def test_builds_at_once_give_the_same_wheel(builder: Builder, tmp_path: Path, co
         child.communicate()
     text = builder.log(state).read_text()
     assert [child.returncode for child in children] == [0] * count, text
-    assert text.count("compiling 1 units") == 1
+    assert text.count("compiling 1 of 1 units") == 1
     builder.complete(state)
 
 

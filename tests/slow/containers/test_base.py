@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.core.workspace import Workspace
-from sm120kit.images import _base, _loader_cache
-from sm120kit.images.oci import Layout
+from sm120kit.images import _base, _loader_cache, _rootfs
+from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.recipes import bases
 from sm120kit.sources import Origin
 from sm120kit.sources.run_options import Options
@@ -26,9 +27,18 @@ int main() { std::vector<int> v{1, 2, 3}; std::cout << std::accumulate(v.begin()
 """
 
 
-def make(state: Path, origin: Origin, machine: str = "x86_64") -> _base.BaseLayer:
+class Made(NamedTuple):
+    """The layer of a base, and its files."""
+
+    layer: Descriptor
+    root: Path
+
+
+def make(state: Path, origin: Origin, machine: str = "x86_64") -> Made:
     options = Options(Workspace.open(state), origin)
-    return _base.base_layer(bases.load(NAME), machine, Layout(options.workspace.root / "oci"), options)
+    layout = Layout(options.workspace.root / "oci")
+    layer = _base.base_layer(bases.load(NAME), machine, layout, options)
+    return Made(layer, _rootfs.tree_of(layer, layout, options.workspace))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +47,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(state: Path) -> _base.BaseLayer:
+def made(state: Path) -> Made:
     try:
         return make(state, Origin())
     except RequirementMissing as error:
@@ -52,13 +62,13 @@ def inside(root: Path, script: str, *options: str) -> str:
 
 
 @pytest.fixture
-def root(made: _base.BaseLayer) -> Path:
+def root(made: Made) -> Path:
     if not shutil.which("bwrap") or subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"]).returncode:
         pytest.skip("needs bubblewrap and user namespaces")
     return made.root
 
 
-def test_python_without_namespaces(made: _base.BaseLayer) -> None:
+def test_python_without_namespaces(made: Made) -> None:
     program = "import ssl, sqlite3, lzma, sys, json; print(sys.version_info[:2], json.__cached__)"
     done = subprocess.run([*_base.python(made.root), "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith("(3, 11) "), done.stderr
@@ -88,7 +98,7 @@ def test_packages_and_links(root: Path) -> None:
     assert inside(root, "find / -xdev -xtype l ! -path '/proc/*' ! -path '/dev/*'").split() == ["/etc/rmt"]
 
 
-def test_loader_cache_of_the_whole_base(made: _base.BaseLayer, tmp_path: Path) -> None:
+def test_loader_cache_of_the_whole_base(made: Made, tmp_path: Path) -> None:
     copy = tmp_path / "root"
     shutil.copytree(made.root, copy, symlinks=True)
     (tmp_path / "ours").write_bytes(_loader_cache.loader_cache(copy, "x86_64"))
@@ -102,7 +112,7 @@ def test_loader_cache_of_the_whole_base(made: _base.BaseLayer, tmp_path: Path) -
 
 
 @pytest.mark.root
-def test_same_digest_for_another_user_in_another_directory(made: _base.BaseLayer, state: Path) -> None:
+def test_same_digest_for_another_user_in_another_directory(made: Made, state: Path) -> None:
     place = Path("/tmp", f"sm120kit-base-{os.getpid()}")
     other = place / "another state"
     other.mkdir(parents=True)
@@ -129,7 +139,7 @@ def test_same_digest_for_another_user_in_another_directory(made: _base.BaseLayer
         shutil.rmtree(place)
 
 
-def test_base_for_another_machine_is_assembled_here(made: _base.BaseLayer, state: Path) -> None:
+def test_base_for_another_machine_is_assembled_here(made: Made, state: Path) -> None:
     other = make(state, Origin(), "aarch64")
     assert (other.root / "usr/lib/aarch64-linux-gnu/libnuma.so.1").exists()
     assert list((other.root / "usr/lib/python3.11/json/__pycache__").glob("*.cpython-311.pyc"))
@@ -138,6 +148,6 @@ def test_base_for_another_machine_is_assembled_here(made: _base.BaseLayer, state
     assert image.config["architecture"] == "arm64" and image.python == _base.python(made.root)
 
 
-def test_removed_layer_is_written_again(made: _base.BaseLayer, state: Path) -> None:
+def test_removed_layer_is_written_again(made: Made, state: Path) -> None:
     Layout(state / "oci").path(made.layer.digest).unlink()
     assert make(state, Origin(offline=True)).layer == made.layer

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.errors import RequirementMissing
+from sm120kit.core.unpacking import Unpacking
 from sm120kit.core.workspace import Workspace
 from sm120kit.images._base import DebianSystem
+from sm120kit.images._layers import LayerWriter
 from sm120kit.images._loader_cache import loader_cache
 from sm120kit.images.oci import Layout
 from sm120kit.recipes.bases import Base
@@ -19,8 +21,8 @@ from sm120kit.sources import debian
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> tuple[DebianSystem, Path]:
-    """The root file system of a shell, libnuma and what they need: 16 MB."""
+def system(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, tarfile.TarInfo], Path]:
+    """The layer of a shell, libnuma and what they need, 16 MB, and its files."""
     directory = tmp_path_factory.mktemp("system")
     workspace = Workspace.open(directory / "state")
     names = {"dash": "a shell", "libnuma1": "a library", "base-passwd": "users"}
@@ -31,10 +33,18 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> tuple[DebianSystem, Path
         pytest.skip(error.message)
     debs = debian.fetch(locked, workspace)
     (directory / "root").mkdir()
-    return DebianSystem(directory / "root", debs, base), directory / "root"
+    layout = Layout(directory / "oci")
+    with layout.writer() as blob:
+        add = Unpacking(directory / "root", directory).add
+        written = DebianSystem(LayerWriter(blob, add=add), directory / "root", base)
+        written.add_packages(debs)
+        written.add_generated("x86_64")
+        layer = written.layer.finish()
+    with tarfile.open(layout.path(layer.digest)) as archive:
+        return {entry.name: entry for entry in archive}, directory / "root"
 
 
-def test_shell_runs_with_its_own_libraries(system: tuple[DebianSystem, Path]) -> None:
+def test_shell_runs_with_its_own_libraries(system: tuple[dict[str, tarfile.TarInfo], Path]) -> None:
     libraries = system[1] / "usr/lib/x86_64-linux-gnu"
     argv = [
         libraries / "ld-linux-x86-64.so.2",
@@ -48,7 +58,7 @@ def test_shell_runs_with_its_own_libraries(system: tuple[DebianSystem, Path]) ->
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
-def test_files_are_those_that_dpkg_unpacks(system: tuple[DebianSystem, Path], tmp_path: Path) -> None:
+def test_files_are_those_that_dpkg_unpacks(system: tuple[dict[str, tarfile.TarInfo], Path], tmp_path: Path) -> None:
     """Types, modes, owners, link targets and contents, by the tar stream of dpkg-deb."""
     debs = sorted(system[1].parent.glob("state/downloads/*/*.deb"))
     assert len(debs) >= 8
@@ -61,17 +71,17 @@ def test_files_are_those_that_dpkg_unpacks(system: tuple[DebianSystem, Path], tm
                 path = f"usr/{path}" if path.split("/")[0] in ("bin", "lib", "lib64", "sbin") else path
                 if path in ("", "."):
                     continue
-                entry = system[0].entries[path]
+                entry = system[0][path]
                 assert (entry.uid, entry.gid) == (member.uid, member.gid)
                 assert entry.mode == member.mode & 0o7777
                 if member.isreg():
                     content = archive.extractfile(member)
                     assert content is not None and (system[1] / path).read_bytes() == content.read(), path
                 elif member.issym():
-                    assert (entry.kind, entry.target) == ("symlink", member.linkname)
+                    assert entry.issym() and entry.linkname == member.linkname
 
 
-def test_loader_cache_is_that_of_ldconfig(system: tuple[DebianSystem, Path], tmp_path: Path) -> None:
+def test_loader_cache_is_that_of_ldconfig(system: tuple[dict[str, tarfile.TarInfo], Path], tmp_path: Path) -> None:
     ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin")
     if ldconfig is None:
         pytest.skip("needs ldconfig")
@@ -92,13 +102,8 @@ def test_loader_cache_is_that_of_ldconfig(system: tuple[DebianSystem, Path], tmp
     assert any("libnuma.so.1" in line for line in listed(tmp_path / "ours"))
 
 
-def test_generated_files_are_in_the_layer(system: tuple[DebianSystem, Path], tmp_path: Path) -> None:
-    root = system[1]
-    system[0].add_generated("x86_64")
-    layout = Layout(tmp_path / "oci")
-    layer = system[0].write(layout)
-    with tarfile.open(layout.path(layer.digest)) as archive:
-        names = archive.getnames()
+def test_generated_files_are_in_the_layer(system: tuple[dict[str, tarfile.TarInfo], Path]) -> None:
+    names, root = system
     assert {"etc/ld.so.cache", "var/lib/dpkg/status", "bin", "usr/bin/dash"} <= {*names}
     done = subprocess.run(["dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W"], capture_output=True, text=True, check=True)
     assert "libnuma1:amd64" in done.stdout and done.stderr == ""

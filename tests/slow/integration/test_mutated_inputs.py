@@ -50,16 +50,17 @@ from sm120kit.cli.tree import Group
 from sm120kit.core import retry
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.core.record_files import read_record, record_json
+from sm120kit.core.unpacking import Unpacking
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.core.workspace import Workspace
 from sm120kit.hosts import log_rules
-from sm120kit.images import _rootfs, _wheel_layers, image_index, remote_cache
+from sm120kit.images import _rootfs, _wheel_layers, image_index
 from sm120kit.images._bytecode import ImagePython
-from sm120kit.images.distribution import RegistryClient, _registry_session
+from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.distribution._compression import decompressed
 from sm120kit.images.distribution._credentials import stored_credentials
 from sm120kit.images.image_records import VerifiedImage
-from sm120kit.images.oci import CONFIG, EMPTY, INDEX, LAYER, MANIFEST, TITLE, Descriptor, Layout, manifest_of
+from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, Descriptor, Layout
 from sm120kit.kernels import cubin
 from sm120kit.patches import format, mails
 from sm120kit.recipes import bases, configurations, lockfile
@@ -176,7 +177,7 @@ def parse_deb(content: bytes, name: str, directory: Path) -> None:
         whole = mutation.of_bytes(whole, random.Random(zlib.crc32(content)))
     (directory / name).write_bytes(whole)
     (directory / "root").mkdir()
-    debian_files.unpack(directory / name, directory / "root", ["usr/share/doc/*"])
+    debian_files.read(directory / name, Unpacking(directory / "root", directory).add, ["usr/share/doc/*"])
 
 
 def parse_layer(content: bytes, name: str, directory: Path) -> None:
@@ -302,49 +303,24 @@ PLAN = BuildPlan("flashinfer-1.0", "flashinfer", "1.0", "t", "c", groups=("all",
 
 
 def shared_build() -> dict[str, bytes]:
-    """A build in a shared cache: the record with its wheel ``wheel``, the plan, and the manifest of both."""
+    """A build in a shared cache: the record with its wheel, and the plan."""
     wheel = {"path": "x.whl", "sha256": hashlib.sha256(b"wheel").hexdigest(), "bytes": 5}
     record = record_json({"plan": PLAN.digest, "wheel": wheel, "modules": [], "kernels": 0, "left_out": []}).encode()
-    files = {"artifacts.json": record, "x.whl": b"wheel"}
-    layers = [
-        Descriptor("application/octet-stream", f"sha256:{hashlib.sha256(content).hexdigest()}", len(content), {TITLE: name})
-        for name, content in files.items()
-    ]
-    manifest = manifest_of(Descriptor(EMPTY, f"sha256:{'a' * 64}", 2), layers, remote_cache.ARTIFACT)
-    return {"manifest": manifest, "artifacts.json": record, "plan.json": record_json(PLAN).encode()}
+    return {"artifacts.json": record, "plan.json": record_json(PLAN).encode()}
 
 
 def parse_shared(content: bytes, name: str, directory: Path) -> None:
-    """An entry of a shared cache; digests of mutated records are those in the manifest."""
-    documents = shared_build() | {name: content}
-    manifest, record = documents["manifest"], documents["artifacts.json"]
+    """An entry of a shared cache."""
     if name == "plan.json":
         (directory / name).write_bytes(content)
         read_record(BuildPlan, directory / name)
         return
-    if name == "artifacts.json":
-        described = json.loads(manifest)
-        described["layers"][0] |= {"digest": f"sha256:{hashlib.sha256(content).hexdigest()}", "size": len(content)}
-        manifest = json.dumps(described).encode()
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        if "/manifests/" in request.url.path:
-            return httpx2.Response(200, content=iter([manifest]))
-        found = request.url.path.endswith(hashlib.sha256(record).hexdigest())
-        return httpx2.Response(200, content=iter([record if found else b"wheel"]))
-
-    class Client(RegistryClient):
-        def __init__(self, repository: str) -> None:
-            super().__init__(repository)
-            self._session._client = httpx2.Client(transport=httpx2.MockTransport(answer))
-
-    with (
-        mock.patch.object(remote_cache, "RegistryClient", Client),
-        mock.patch.object(_registry_session, "pause", lambda _: None),
-    ):
-        cache = remote_cache.RegistryCache("127.0.0.1/a", remote_cache.CacheAccess())
-        if wheel_builds.shared(PLAN, directory / "build" / PLAN.digest, cache):
-            assert wheel_builds.published(PLAN, directory / "build" / PLAN.digest)
+    entry, own = directory / "entry", directory / "build" / PLAN.digest
+    entry.mkdir()
+    for file, text in (shared_build() | {"x.whl": b"wheel", name: content}).items():
+        (entry / file).write_bytes(text)
+    wheel_builds.fetch(PLAN, entry, own)
+    assert not own.exists() or wheel_builds.published(PLAN, own)
 
 
 def parse_layout(content: bytes, name: str, directory: Path) -> None:
