@@ -53,17 +53,19 @@ class OneImage:
 
     def __init__(self, record: Any) -> None:
         self.record = record
+        self.listed = Path()
 
-    def fetch(self, image: str, path: str, into: Path) -> bool:
-        entry = into / "b12x" / "entries" / PATHS[0]
-        entry.parent.mkdir(parents=True)
-        entry.write_bytes(CUBIN.read_bytes())
-        (into / "b12x" / "kernels.json").write_text(json.dumps(self.record))
-        return True
+    def files(self, image: str, path: str) -> dict[str, Path]:
+        return {PATHS[0]: CUBIN}
+
+    def file(self, image: str, path: str) -> Path:
+        return self.listed
 
     def check(self, directory: Path) -> str:
+        self.listed = directory / "kernels.json"
+        self.listed.write_text(json.dumps(self.record))
         image = cast(Image, SimpleNamespace(id="sha256:0"))
-        check, facts = _device_code.b12x_code(image, cast(LocalImages, self), directory)
+        check, facts = _device_code.b12x_code(image, cast(LocalImages, self))
         assert check.verdict is CheckResult.FAILED and not facts
         return check.detail
 

@@ -65,8 +65,8 @@ BASE = {
 }
 """Valid arguments of each command, with which it reaches the invalid one and uses no network."""
 
-OUTPUTS = {"doctor --html", "init directory"}
-"""Options whose file or directory is created under any new name, as that of --state is."""
+OUTPUTS = {"build --cache", "doctor --html", "init directory"}
+"""Options that take any directory, or whose file or directory is created under any new name, as that of --state is."""
 
 
 def commands(branch: Branch = COMMANDS, group: Any = ROOT, prefix: str = "") -> Iterator[tuple[str, Any]]:

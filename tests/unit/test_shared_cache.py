@@ -11,7 +11,7 @@ import pytest
 from sm120kit.core import reporting
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources.run_options import Options
-from sm120kit.wheels._published_wheels import build_once, publish
+from sm120kit.wheels._published_wheels import build_once, keep_newest, publish
 from sm120kit.wheels.build_records import Artifacts, BuildPlan, RepackedWheel
 
 PLAN = BuildPlan("vllm-1", "vllm", "1", "a" * 40, "b" * 40, digest="c" * 64)
@@ -90,3 +90,13 @@ def test_cache_that_cannot_be_written(cache: Path, tmp_path: Path, warnings: lis
     (cache / "file").write_text("")
     machine.build()
     assert machine.made == 1 and any("nothing is stored in the cache" in line for line in warnings)
+
+
+def test_newest_builds_with_local_patches_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "without").mkdir()
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        keep_newest(tmp_path / str(number))
+        os.utime(tmp_path / str(number) / "local", (number, number))
+    keep_newest(tmp_path / "2")
+    assert {path.name for path in tmp_path.iterdir()} == {"2", "3", "4", "without"}

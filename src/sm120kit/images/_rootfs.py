@@ -311,14 +311,14 @@ def combine(sources: Sequence[UnpackedLayer], into: Path, path: str = "", *, lin
             target.mkdir()
             directories.append((entry.source, target))
         elif link:
-            link_or_copy(entry.source, target)
+            _link_or_copy(entry.source, target)
         else:
             shutil.copy2(entry.source, target, follow_symlinks=False)
     for source, target in reversed(directories):
         shutil.copystat(source, target)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """Create a hard link of an unpacked file; a copy on another file system, or one without hard links."""
     try:
         os.link(source, target, follow_symlinks=False)

@@ -1,50 +1,45 @@
-"""The container daemon, into which images are loaded. The only module that imports ``docker``."""
+"""The container daemon that the program docker uses, into which images are loaded."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import warnings
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
-from sm120kit.core import reporting
+from sm120kit.core import process, reporting
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing, ResourceUnavailable
-from sm120kit.core.outside import parse_json
+from sm120kit.core.process import Completed
 from sm120kit.images.image_records import Image, image_content
 
-_TIMEOUT_SECONDS = 600
+_CONNECT_SECONDS = 60
 
 
 class Daemon:
-    """A connection to the daemon that ``docker`` uses: at ``DOCKER_HOST``, or of its context, as of rootless docker."""
+    """The daemon of ``docker``: at ``DOCKER_HOST``, or of its context, as of rootless docker."""
 
     def __init__(self) -> None:
         """Connect.
 
         Raises:
             DaemonUnreachable: the daemon does not respond, or the context does not exist or is damaged.
-            RequirementMissing: the Docker SDK is not installed.
+            RequirementMissing: there is no program docker.
         """
+        if not process.find_program("docker"):
+            raise RequirementMissing("the program docker is not on PATH", "install docker, or put it on PATH")
         try:
-            import docker
-        except ModuleNotFoundError as error:
-            raise RequirementMissing("the Docker SDK for Python is not installed", "pip install 'sm120kit[docker]'") from error
-        _require_context()
-        with daemon_call("connecting"):
-            self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)  # queries the daemon's version
+            with process.deadline(_CONNECT_SECONDS) as stop:
+                asked = ("docker", "version", "--format", "{{.Server.Version}}")
+                _require_success("connecting", process.run_until(asked, stop, tied=True))
+        except process.Stopped as error:
+            raise _unreachable("connecting", f"no answer for {_CONNECT_SECONDS} s") from error
 
     def inspect(self, reference: str) -> Image | None:
         """Look up an image by id, tag or digest; None if the daemon does not have it."""
-        from docker.errors import ImageNotFound
-
-        with daemon_call(f"inspecting {reference}"):
-            try:
-                image = self._client.api.inspect_image(reference)
-            except ImageNotFound:
-                return None
+        activity = f"inspecting {reference}"
+        done = _run(activity, "image", "inspect", "--", reference)
+        if done.returncode and "no such image" in done.stderr.lower():
+            return None
+        _require_success(activity, done)
+        (image,) = json.loads(done.stdout)
         config = image["Config"]
         layers = tuple(image["RootFS"].get("Layers") or ())
         return Image(
@@ -75,106 +70,40 @@ class Daemon:
             ResourceUnavailable: the file system of its images is full.
             DaemonUnreachable: it does not respond, or rejects the archive.
         """
-        loaded = ""
-        with daemon_call("loading an image"):
-            for event in self._client.api.load_image(archive, quiet=True):
-                if message := event.get("error"):
-                    require_disk_space(str(message))
-                    raise DaemonUnreachable(f"loading an image: the daemon refuses: {message}", "look at the daemon's log")
-                _, found, id_ = str(event.get("stream", "")).partition("Loaded image ID: ")
-                loaded = id_.strip() if found else loaded
-        return loaded
+        done = _run("loading an image", "load", "--quiet", stdin=archive)
+        _require_success("loading an image", done)
+        return done.stdout.partition("Loaded image ID: ")[2].strip()
 
     def tag(self, image: str, reference: str) -> None:
         """Tag an image. The tag moves if another image has it."""
-        repository, _, tag = reference.rpartition(":")
-        with daemon_call(f"tagging {reference}"):
-            self._client.api.tag(image, repository, tag)
+        _require_success(f"tagging {reference}", _run(f"tagging {reference}", "tag", image, reference))
 
 
-def stored_login(config: dict[str, Any], registry: str) -> dict[str, Any]:
-    """What ``docker login`` stored for a registry, with the keys of the SDK; empty without an entry, or without the SDK.
-
-    ``config`` is docker's configuration. Whatever it or a helper contains that is malformed raises an exception of any kind.
-    """
-    try:
-        from docker.auth import AuthConfig
-    except ModuleNotFoundError:
-        return {}
-    with warnings.catch_warnings(action="ignore"):  # about a helper that is not on PATH, which raises as well
-        return AuthConfig.load_config(None, config).resolve_authconfig(registry) or {}
+def _run(activity: str, *arguments: str, stdin: Iterable[bytes] | None = None) -> Completed:
+    with reporting.working(activity):
+        return process.run(("docker", *arguments), stdin=stdin, check=False, tied=True)
 
 
-def _require_context() -> None:
-    """Raise DaemonUnreachable if docker's configuration or context is unusable: the SDK fails or uses the default socket."""
-    from docker.context import ContextAPI, config
-    from docker.utils.config import find_config_file
-
-    if path := find_config_file():
-        try:
-            damaged = "" if isinstance(parse_json(Path(path).read_bytes()), dict) else "it is no object"
-        except (OSError, ValueError) as error:
-            damaged = str(error)
-        if damaged:
-            raise DaemonUnreachable(f"{path} cannot be used: {damaged}", "mend it, or name another directory in DOCKER_CONFIG")
-    if os.environ.get("DOCKER_HOST"):
-        return
-    name = os.environ.get("DOCKER_CONTEXT") or config.get_current_context_name() or "default"
-    hint = "docker context ls lists them; or set DOCKER_HOST to the socket of the daemon"
-    try:
-        context = ContextAPI.get_context(name)
-    except Exception as error:  # the SDK reads meta.json without checking it
-        raise DaemonUnreachable(f"docker context {name} is damaged: {error!r}", hint) from error
-    if context is None:
-        raise DaemonUnreachable(f"docker context {name} does not exist", hint)
-    if "docker" not in context.endpoints:
-        raise DaemonUnreachable(f"docker context {name} has no endpoint of docker", hint)
-
-
-@contextlib.contextmanager
-def daemon_call(activity: str) -> Iterator[None]:
-    """Translate exceptions of the Docker SDK while the block runs. ``activity`` is part of the messages.
+def _require_success(activity: str, done: Completed) -> None:
+    """Translate what docker prints when it fails.
 
     Raises:
-        NotFound: the daemon has no such object.
         ResourceUnavailable: the file system of its images is full.
         DaemonUnreachable: it does not respond, or refuses the request.
     """
-    import requests
-    from docker.errors import APIError, DockerException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        with reporting.working(activity):
-            yield
-    except APIError as error:
-        message = str(error.explanation or error)
-        require_disk_space(message)
-        if error.status_code == 404:
-            raise NotFound(f"{activity}: {message}") from error
-        raise DaemonUnreachable(f"{activity}: the daemon refuses: {message}", "look at the daemon's log") from error
-    except (DockerException, requests.RequestException, HTTPError, ConnectionError, json.JSONDecodeError) as error:
-        raise DaemonUnreachable(
-            f"{activity}: the container daemon does not respond: {_cause(error) or error}",
-            "start it, or set DOCKER_HOST to its socket; the same command resumes where it stopped",
-        ) from error
-
-
-def _cause(error: BaseException) -> str:
-    """The message of the operating system in an error of the SDK, which quotes exceptions inside others; empty without one."""
-    inner = [each for each in (*error.args, error.__cause__, error.__context__) if isinstance(each, BaseException)]
-    own = error.strerror if isinstance(error, OSError) and error.strerror else ""
-    return next(filter(None, map(_cause, inner)), own)
-
-
-def require_disk_space(message: str) -> None:
-    """Detect a full disk in an error message of the daemon.
-
-    Raises:
-        ResourceUnavailable: the message reports a full disk.
-    """
+    if done.returncode == 0:
+        return
+    message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     if "no space left on device" in message:
         raise ResourceUnavailable(
             f"the file system of the daemon's images is full: {message}",
             "free some space; the same command resumes where it stopped",
         )
+    raise _unreachable(activity, message)
+
+
+def _unreachable(activity: str, message: str) -> DaemonUnreachable:
+    return DaemonUnreachable(
+        f"{activity}: docker: {message}",
+        "start the daemon, or set DOCKER_HOST to its socket; the same command resumes where it stopped",
+    )

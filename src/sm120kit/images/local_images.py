@@ -117,29 +117,30 @@ class LocalImages:
         with self._container(image, {}) as container:
             _isolated(container, [])
 
-    def fetch(self, image: str, path: str, into: Path) -> bool:
-        """Copy a file or directory of an image below ``into``, as hard links where possible: they must not be changed.
-
-        Returns false if the image does not have it.
+    def file(self, image: str, path: str) -> Path | None:
+        """A file of an image, which must not be changed; None if it does not have it.
 
         Raises:
-            NotTrusted: it contains a link.
+            NotTrusted: it is a link.
+        """
+        return self.files(image, path).get("")
+
+    def files(self, image: str, path: str) -> dict[str, Path]:
+        """The files below a directory of an image by their paths relative to it; they must not be changed.
+
+        Raises:
+            NotTrusted: one of them is a link.
         """
         entry = _rootfs.find(self._layers(image), path)
         if entry is None:
-            return False
+            return {}
+        found = {}
         for member in [entry, *(_rootfs.walk(entry.below, entry.path) if entry.below else ())]:
             if member.source.is_symlink():
                 raise NotTrusted(f"{image}: member {member.path!r} is a link", "sm120kit builds no such image")
-        target = into / entry.source.name
-        with disk_errors(into):
-            if entry.below:
-                target.mkdir()
-                _rootfs.combine(entry.below, target, entry.path)
-            else:
-                target.unlink(missing_ok=True)
-                _rootfs.link_or_copy(entry.source, target)
-        return True
+            if not member.below:
+                found[member.path[len(entry.path) + 1 :]] = member.source
+        return found
 
     def tag(self, image: str, reference: str) -> None:
         """Tag an image. The tag moves if another image has it."""

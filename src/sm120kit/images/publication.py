@@ -69,8 +69,8 @@ def publish(
         recipe, build_id = labels.get("sm120kit.recipe", ""), labels.get("sm120kit.build-id", "")
         entry = PublishedImage(repository, tag, digest, recipe, build_id, verified, published=_now())
     if key or not entry.attested:
-        packages = _base_packages.installed(verified.image, store, workspace)
-        wheels = _origins.of_wheels(verified.image, context, _base_packages.reader(verified.image, store, workspace))
+        packages = _base_packages.installed(verified.image, store)
+        wheels = _origins.of_wheels(verified.image, context, _base_packages.reader(verified.image, store))
         entry = replace(entry, attested=attestation.write(entry, context, index.parent, key, packages, wheels))
     if listed != [entry]:
         unchanged = [other for other in published.images if other not in listed]

@@ -409,7 +409,7 @@ def require_daemon(resolved: ResolvedLaunch, workspace: Workspace) -> None:
     """Require what a launch needs of docker, before its model is downloaded: program, daemon, and a name for the image.
 
     Raises:
-        RequirementMissing: there is no docker program, or no Docker SDK.
+        RequirementMissing: there is no docker program.
         DaemonUnreachable: the daemon does not respond.
         AlreadyExists: the daemon has another image with the name of one that is to be loaded.
     """

@@ -20,6 +20,9 @@ from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.sources.run_options import Options
 from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, RepackedWheel, WheelBuild
 
+_LOCAL, _LOCAL_BUILDS = "local", 3
+"""The file that marks a build with local patches, and how many of a package are kept."""
+
 Built = TypeVar("Built", WheelBuild, RepackedWheel)
 
 
@@ -59,6 +62,14 @@ def build_once(planned: Built, name: str, options: Options, make: Callable[[Path
     if entry and options.cache_push:
         push(directory, entry)
     return replace(planned, artifacts=artifacts, directory=directory, ran=ran)
+
+
+def keep_newest(directory: Path) -> None:
+    """Mark a build with local patches as the newest of its package, and remove all but the newest ones: each is 0.3 GB."""
+    (directory / _LOCAL).touch()
+    marked = sorted(directory.parent.glob(f"*/{_LOCAL}"), key=lambda path: -path.stat().st_mtime_ns)
+    for outdated in marked[_LOCAL_BUILDS:]:
+        shutil.rmtree(outdated.parent, ignore_errors=True)
 
 
 def fetch(plan: BuildPlan, entry: Path, directory: Path) -> None:

@@ -70,10 +70,8 @@ def test_entries_are_a_layer_of_the_image(small: KernelImage, tmp_path: Path) ->
     record = json.loads(files[f"{b12x.DIRECTORY}/kernels.json"])
     assert [record[path]["call"] for path in paths] == ['two "words" and $3'] * 2, "the environment is that of the image"
     assert [listed.id for listed, _ in LocalImages(small.workspace).images("sm120kit.kind")] == [image.id]
-    store = LocalImages(small.workspace)
-    (tmp_path / "out").mkdir()
-    assert store.fetch(image.id, "opt/sm120kit/b12x/request.json", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "request.json").read_text())["sm_count"] == 188
+    request = LocalImages(small.workspace).file(image.id, "opt/sm120kit/b12x/request.json")
+    assert request and json.loads(request.read_text())["sm_count"] == 188
 
 
 def test_layer_is_written_again_only_for_other_inputs(small: KernelImage) -> None:
@@ -106,7 +104,7 @@ def test_code_that_is_not_for_sm120_fails_the_checks(small: KernelImage, tmp_pat
     cubin = Path(__file__).parents[2] / "unit" / "data" / "cubin" / "sm_120a.cubin"  # without FP4 instructions
     image = small.with_kernels([8], PROGRAM.replace('b"code"', repr(cubin.read_bytes())))
     (tmp_path / "files").mkdir()
-    check, facts = _device_code.b12x_code(image, LocalImages(small.workspace), tmp_path / "files")
+    check, facts = _device_code.b12x_code(image, LocalImages(small.workspace))
     assert check.verdict is CheckResult.FAILED and "or without FP4 instructions" in check.detail and not facts
 
 
@@ -118,11 +116,11 @@ def test_kernel_whose_launch_is_not_recorded_is_refused(small: KernelImage) -> N
 def test_entry_that_is_no_code_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
     image = small.with_kernels([8])
     (tmp_path / "files").mkdir()
-    check, _ = _device_code.b12x_code(image, LocalImages(small.workspace), tmp_path / "files")
+    check, _ = _device_code.b12x_code(image, LocalImages(small.workspace))
     assert check.verdict is CheckResult.FAILED and "not an ELF, fatbin or cubin" in check.detail
 
 
 def test_image_without_the_kernels_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
     image, _ = small.assemble(base=python_base(small.layout))
-    check, _ = _device_code.b12x_code(image, LocalImages(small.workspace), tmp_path)
+    check, _ = _device_code.b12x_code(image, LocalImages(small.workspace))
     assert check.verdict is CheckResult.FAILED and "kernels.json" in check.detail

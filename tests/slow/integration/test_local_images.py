@@ -130,18 +130,18 @@ def test_changed_layer_is_refused(store: LocalImages) -> None:
     assert "/home/user/greeting" in store.digests(manifest.digest)
 
 
-def test_fetch(store: LocalImages, tmp_path: Path) -> None:
+def test_files(store: LocalImages) -> None:
     image = store.find(layers.small_image(store.layout, LOWER, HIGHER).digest)
-    assert store.fetch(image.id, "/opt", tmp_path) and {path.name for path in (tmp_path / "opt").iterdir()} == {
-        "added",
-        "kept",
-        "link",
-    }
-    assert store.fetch(image.id, "/opt/kept", tmp_path) and (tmp_path / "kept").read_text() == "of the lower layer\n"
-    assert not store.fetch(image.id, "/opt/absent", tmp_path) and not store.fetch(image.id, "/opt/kept/below", tmp_path)
+    assert {*store.files(image.id, "/opt")} == {"added", "kept", "link"}
+    kept = store.file(image.id, "/opt/kept")
+    assert kept and kept.read_text() == "of the lower layer\n"
+    assert not store.file(image.id, "/opt/absent") and not store.file(image.id, "/opt/kept/below")
+    plain = store.find(layers.small_image(store.layout, [("opt/a/b", b"1", {}), ("opt/c", b"2", {})]).digest)
+    assert {name: path.read_bytes() for name, path in store.files(plain.id, "/opt/").items()} == {"a/b": b"1", "c": b"2"}
+    assert store.file(plain.id, "opt") is None
     linked = store.find(layers.small_image(store.layout, [("opt/l", b"", {"type": b"2", "linkname": "/etc"})]).digest)
     with pytest.raises(NotTrusted, match="is a link"):
-        store.fetch(linked.id, "/opt/", tmp_path / "state")
+        store.files(linked.id, "/opt/")
 
 
 def test_references(store: LocalImages) -> None:
@@ -156,7 +156,8 @@ def test_references(store: LocalImages) -> None:
 def test_layer_that_an_image_has_twice_counts_at_its_highest_place(store: LocalImages, tmp_path: Path) -> None:
     first, second = layers.packed(("a", b"first", {})), layers.packed(("a", b"second", {}))
     image = store.find(layers.add_image(store.layout, [first, second, first], {}).digest)
-    assert store.fetch(image.id, "a", tmp_path) and (tmp_path / "a").read_bytes() == b"first"
+    file = store.file(image.id, "a")
+    assert file and file.read_bytes() == b"first"
 
 
 def test_program_ends_with_the_command_that_runs_it(store: LocalImages) -> None:

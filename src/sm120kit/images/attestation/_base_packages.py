@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sm120kit.core.errors import NotTrusted
-from sm120kit.core.workspace import Workspace
 from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin, Read, of_debian_package
 from sm120kit.images.image_records import Image
 from sm120kit.images.local_images import LocalImages
@@ -25,7 +24,7 @@ class BasePackage:
     origin: PackageOrigin = UNKNOWN
 
 
-def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[BasePackage, ...]:
+def installed(image: Image, store: LocalImages) -> tuple[BasePackage, ...]:
     """The packages of an image's base, sorted; empty if ``store`` does not have the base, or it has no dpkg.
 
     Packages of a base of ``recipes/bases/`` have the sha256 of its lock.
@@ -33,7 +32,7 @@ def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[B
     base = store.inspect(image.labels.get("org.opencontainers.image.base.digest", ""))
     if base is None:
         return ()
-    read = reader(base, store, workspace)
+    read = reader(base, store)
     status, described = map(read, ("/var/lib/dpkg/status", "/usr/lib/os-release"))
     settings = dict(line.split("=", 1) for line in described.splitlines() if "=" in line)
     system = "-".join(settings[key].strip("\"'") for key in ("ID", "VERSION_ID") if key in settings)
@@ -50,13 +49,13 @@ def installed(image: Image, store: LocalImages, workspace: Workspace) -> tuple[B
     return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
 
 
-def reader(image: Image, store: LocalImages, workspace: Workspace) -> Read:
+def reader(image: Image, store: LocalImages) -> Read:
     """Reads texts of an image. A link is not followed: what it leads to may be outside."""
 
     def read(path: str) -> str:
-        with workspace.scratch() as directory, suppress(NotTrusted):
-            if store.fetch(image.id, path, directory):
-                return (directory / path.rpartition("/")[2]).read_text(errors="replace")
+        with suppress(NotTrusted):
+            if file := store.file(image.id, path):
+                return file.read_text(errors="replace")
         return ""
 
     return read

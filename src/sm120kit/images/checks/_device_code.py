@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, BadRecord
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record
-from sm120kit.core.workspace import Workspace
 from sm120kit.images import _b12x as b12x
 from sm120kit.images.checks._expected_image import ExpectedImage
 from sm120kit.images.image_records import Check, Image
@@ -17,18 +15,14 @@ from sm120kit.images.local_images import LocalImages
 from sm120kit.kernels.cubin import matching, read
 
 
-def compiled(
-    image: Image, site: str, expected: ExpectedImage, store: LocalImages, workspace: Workspace
-) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    with workspace.scratch() as directory:
-        yield from _device_code(image, site, expected, store, directory)
+def compiled(image: Image, site: str, expected: ExpectedImage, store: LocalImages) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    yield from _device_code(image, site, expected, store)
     if expected.b12x:
-        with workspace.scratch() as directory:
-            yield b12x_code(image, store, directory)
+        yield b12x_code(image, store)
 
 
 def _device_code(
-    image: Image, site: str, expected: ExpectedImage, store: LocalImages, directory: Path
+    image: Image, site: str, expected: ExpectedImage, store: LocalImages
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Check archs and kernels of all FlashInfer modules compiled ahead of time, read from their cubins."""
     if not expected.modules:
@@ -36,9 +30,11 @@ def _device_code(
     problems: list[str] = []
     archs: set[str] = set()
     count = 0
-    if not store.fetch(image.id, f"{site}/flashinfer/data/aot", directory):
+    files = store.files(image.id, f"{site}/flashinfer/data/aot")
+    if not files:
         problems.append("flashinfer/data/aot is missing")
-    for library in sorted(directory.rglob("*.so")):
+    libraries = [path for name, path in sorted(files.items()) if name.endswith(".so")]
+    for library in libraries:
         cubins = read(library)
         archs |= {cubin.arch for cubin in cubins}
         count += sum(len(cubin.kernels) for cubin in cubins)
@@ -46,24 +42,27 @@ def _device_code(
             matches = len(matching(pattern, cubins))
             if matches < least:
                 problems.append(f"{library.stem}: {matches} kernels match {pattern}, at least {least} are expected")
-    missing = sorted({*expected.modules} - {library.stem for library in directory.rglob("*.so")})
+    missing = sorted({*expected.modules} - {library.stem for library in libraries})
     problems += [f"{name} is missing" for name in missing]
     problems += _foreign(archs, expected)
     facts = {"archs": ", ".join(sorted(archs)), "kernels": str(count)}
     yield Check.judged("flashinfer", "device_code", *problems), facts
 
 
-def b12x_code(image: Image, store: LocalImages, directory: Path) -> tuple[Check, Mapping[str, str]]:
+def b12x_code(image: Image, store: LocalImages) -> tuple[Check, Mapping[str, str]]:
     """Check the kernels of b12x that were compiled into the image: as recorded, for sm_120a, with FP4 instructions, and with at
     most the shared memory of SM120."""
     problems: list[str] = []
-    store.fetch(image.id, b12x.DIRECTORY, directory)
-    entries = {str(path.relative_to(directory / "b12x" / "entries")): path for path in directory.rglob("*.o")}
-    try:
-        recorded = read_record(dict[str, b12x.Entry], directory / "b12x" / "kernels.json", "a list of kernels of b12x")
-    except (OSError, BadRecord) as error:
-        recorded = {}
-        problems.append(str(error).replace(f"{directory}/b12x", b12x.DIRECTORY))
+    record, recorded = f"{b12x.DIRECTORY}/kernels.json", dict[str, b12x.Entry]()
+    files = store.files(image.id, f"{b12x.DIRECTORY}/entries")
+    entries = {name: path for name, path in files.items() if name.endswith(".o")}
+    if not (listed := store.file(image.id, record)):
+        problems.append(f"{record} is missing")
+    else:
+        try:
+            recorded = read_record(dict[str, b12x.Entry], listed, "a list of kernels of b12x")
+        except BadRecord as error:
+            problems.append(str(error).replace(str(listed), record))
     if {*entries} != {*recorded}:
         problems.append(f"{len({*entries} ^ {*recorded})} entries are not those of {b12x.DIRECTORY}/kernels.json")
     count = 0
@@ -92,9 +91,7 @@ def b12x_code(image: Image, store: LocalImages, directory: Path) -> tuple[Check,
     return check, facts
 
 
-def rebuilt(
-    image: Image, site: str, expected: ExpectedImage, store: LocalImages, directory: Path
-) -> Iterator[tuple[Check, Mapping[str, str]]]:
+def rebuilt(image: Image, site: str, expected: ExpectedImage, store: LocalImages) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Check the replaced files of repacked wheels: sha256 as recorded, modules with device code for SM12x only."""
     repacked = {name: version for name, version in sorted(expected.distributions.items()) if "+sm120kit." in version}
     repacked.pop("flashinfer-python", None)
@@ -103,11 +100,12 @@ def rebuilt(
     problems: list[str] = []
     replaced: dict[str, str] = {}
     for name, version in repacked.items():
-        if not store.fetch(image.id, f"{site}/{name.replace('-', '_')}-{version}.dist-info/sm120kit.json", directory):
+        record = store.file(image.id, f"{site}/{name.replace('-', '_')}-{version}.dist-info/sm120kit.json")
+        if not record:
             problems.append(f"{name} {version} does not record its replaced files")
             continue
         try:
-            hashes = parse_json((directory / "sm120kit.json").read_text())["replaced"]
+            hashes = parse_json(record.read_text())["replaced"]
             recorded: dict[str, str] = {member: hashes[member]["here"] for member in sorted(hashes)}
         except (ValueError, LookupError, TypeError):
             recorded = {}
@@ -116,11 +114,10 @@ def rebuilt(
         replaced |= recorded
     count = 0
     for member, sha256 in replaced.items():
-        file = directory / Path(member).name
-        present = store.fetch(image.id, f"{site}/{member}", directory)
-        if (file_sha256(file) if present else "") != sha256:
+        file = store.file(image.id, f"{site}/{member}")
+        if (file_sha256(file) if file else "") != sha256:
             problems.append(f"{member} is not the file that was built")
-        elif file.suffix == ".so":
+        elif file and file.suffix == ".so":
             cubins = read(file)
             count += sum(len(cubin.kernels) for cubin in cubins)
             problems += [f"{member}: {problem}" for problem in _foreign({cubin.arch for cubin in cubins}, expected)]

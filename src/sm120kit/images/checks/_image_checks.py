@@ -81,7 +81,7 @@ def run_checks(image: Image, expected: ExpectedImage, store: LocalImages, worksp
     inside = _inside(image, names, expected, store)
     if baseline:
         inside = _compared_imports(inside, baseline, expected, store)
-    results = [*inside, *_timed(outside(image, expected, store, workspace, baseline))]
+    results = [*inside, *_timed(outside(image, expected, store, baseline))]
     checks = tuple(check for check, _ in results)
     facts = {name: fact for _, reported in results for name, fact in reported.items()}
     if any(check.verdict is CheckResult.FAILED for check in checks):

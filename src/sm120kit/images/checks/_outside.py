@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from sm120kit import engines
-from sm120kit.core.workspace import Workspace
 from sm120kit.images._wheel_layers import VENV
 from sm120kit.images.checks import _device_code
 from sm120kit.images.checks._expected_image import ExpectedImage
@@ -24,7 +23,7 @@ _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]
 
 
 def outside(
-    image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace, baseline: Baseline | None
+    image: Image, expected: ExpectedImage, store: LocalImages, baseline: Baseline | None
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
     """Run the checks that a container cannot run on itself: size, history, signature, entrypoint, device code.
 
@@ -41,11 +40,10 @@ def outside(
         for left in baseline.left("flashinfer/device_code", "engine/b12x_code", "engine/entrypoint"):
             yield left, {}
     else:
-        yield from _device_code.compiled(image, site, expected, store, workspace)
+        yield from _device_code.compiled(image, site, expected, store)
         if expected.serve:
             yield _entrypoint(image, expected, store)
-    with workspace.scratch() as directory:
-        yield from _device_code.rebuilt(image, site, expected, store, directory)
+    yield from _device_code.rebuilt(image, site, expected, store)
     for suite, (name, reason) in NEEDS_GPU.items():
         yield Check(suite, name, CheckResult.NOT_RUN, reason), {}
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import os
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sm120kit.core.errors import RegistryFailed
 from sm120kit.core.outside import parse_json, read_found
-from sm120kit.images.docker import stored_login
 
 DOCKER_HUB = "docker.io"
 
@@ -44,7 +45,7 @@ def stored_credentials(registry: str) -> Credentials | None:
         config = parse_json(read_found(path))
         if not isinstance(config, dict):
             raise ValueError("no object")
-        stored = stored_login(config, registry)
+        stored = _stored_login(config, registry)
         if stored.get("IdentityToken"):
             raise ValueError("an identity token is not read: docker login with a user name and a password or token")
         keys = ("Username", "Password")
@@ -56,3 +57,13 @@ def stored_credentials(registry: str) -> Credentials | None:
             f"{path} of docker login has no credentials for {registry} that can be used: {str(error)[:300] or error!r}", _HINT
         ) from error
     return found if found.username else None
+
+
+def _stored_login(config: dict[str, Any], registry: str) -> dict[str, Any]:
+    """What ``docker login`` stored for a registry, with the keys of the SDK; empty without an entry, or without the SDK."""
+    try:
+        from docker.auth import AuthConfig
+    except ModuleNotFoundError:
+        return {}
+    with warnings.catch_warnings(action="ignore"):  # about a helper that is not on PATH, which raises as well
+        return AuthConfig.load_config(None, config).resolve_authconfig(registry) or {}
