@@ -241,7 +241,7 @@ MALFORMED = [
     (b"include/cutlass/builder.inl", b".GIT/config", "belongs to git"),
     (b"include/cutlass/builder.inl", b"include//builder.inl", "shortest form"),
     (b"b/include/cutlass/builder.inl\nindex", b"b/other\nindex", "not part of a git diff of a plain path"),
-    (b"+++ b/include/cutlass/builder.inl", b"+++ b/../../x", "no hunk follows"),
+    (b"+++ b/include/cutlass/builder.inl", b"+++ b/../../x", "ends early"),
     (b" 100644\n", b" 120000\n", "mode 120000"),
     (b"index ", b"old mode 100644\nnew mode 120000\nindex ", "mode 120000"),
     (b"index ", b"new file mode 160000\nindex ", "mode 160000"),

@@ -1,4 +1,4 @@
-"""Parse diffs: strictly those of a series, which change plain text files, and the hunks of any other.
+"""Parse the diffs of a series, which change plain text files.
 
 ``git apply`` accepts much more than a series may have: diffs without a git header, renames, symbolic links, binary files. So
 each line of a section must belong to its header or to a hunk.
@@ -10,21 +10,24 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unidiff.patch import Hunk as ParsedHunk
 
 FILE_MODES = ("100644", "100755")
 """Plain and executable files, as git writes their modes."""
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
-_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@[^\n]*\n?")
+_HUNK = re.compile(rb"@@ -\d{1,9}(?:,\d{1,9})? \+\d{1,9}(?:,\d{1,9})? @@[^\n]*\n?")
+_IN_HUNK = (b"@", b" ", b"-", b"+", b"\\")
 _HEADER = re.compile(
     rb"diff --git a/(?P<path>.{1,4096}) b/(?P=path)\n"
     rb"(?:(?P<kind>new file|deleted file) mode (?P<mode>\d+)\n|old mode (?P<before>\d+)\nnew mode (?P<after>\d+)\n)?"
     rb"(?:index (?P<old>[0-9a-f]{40})\.\.(?P<new>[0-9a-f]{40})(?: (?P<unchanged>\d{6}))?\n)?"
     rb"(?P<names>--- (?:a/(?P=path)|/dev/null)\t?\n\+\+\+ (?:b/(?P=path)|/dev/null)\t?\n)?"  # a tab follows a path with a space
 )
-_NO_NEWLINE = b"\\ "
-"""Start of the line below a last line without a line end; what follows depends on the language."""
-_SIDES = {b" ": (0, 1), b"-": (0,), b"+": (1,)}
+_SIDES = {" ": (0, 1), "-": (0,), "+": (1,)}
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def _section(lines: list[bytes], at: int, first: int) -> tuple[FileChange, str, 
     problem = f"{path!r} {path_problem(path)}" if path_problem(path) else ""
     if others := sorted(modes.difference(FILE_MODES)):
         problem = problem or f"{path} has mode {others[0]}: not a plain file"
-    hunks, at = read_hunks(path, lines, at, first)
+    hunks, at = _hunks(path, lines, at, first)
     if bool(match["names"]) != bool(hunks) or not (hunks or match["kind"] or (match["before"] and not old)):
         rest = _shown(lines[at]) if at < len(lines) else "nothing"
         raise MalformedDiff(at, f"no hunk follows for {path}, which is not renamed, copied or binary, but {rest}")
@@ -139,39 +142,60 @@ def _section(lines: list[bytes], at: int, first: int) -> tuple[FileChange, str, 
     return change, problem, hunks, at
 
 
-def read_hunks(path: str, lines: list[bytes], at: int, first: int = 1, *, blank: bool = False) -> tuple[list[Hunk], int]:
-    """The hunks from line ``at`` on, and the number of the line after them; ``blank`` lines may be lines of context.
+def _hunks(path: str, lines: list[bytes], at: int, first: int) -> tuple[list[Hunk], int]:
+    """The hunks from line ``at`` on, below the two names, and the number of the line after them.
+
+    unidiff parses them, and ignores lines that belong to no hunk: those are left to the caller. Bytes become characters with
+    the same numbers, as a file need not be UTF-8.
+    """
+    from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
+    from unidiff.patch import PatchSet
+
+    end = next((number for number in range(at, len(lines)) if lines[number][:1] not in _IN_HUNK), len(lines))
+    for number in range(at, end):
+        if b"\0" in lines[number]:
+            raise MalformedDiff(number, "NUL in a hunk: git exports such a file as a binary file; only text can be reviewed")
+        if lines[number].startswith(b"@") and not _HUNK.fullmatch(lines[number]):
+            raise MalformedDiff(number, f"not the header of a hunk: {_shown(lines[number])}")
+    unread = iter([line.decode("latin-1") for line in lines[at - 2 : end]])
+    try:
+        parsed = [hunk for file in PatchSet(unread) for hunk in file] if end > at else []
+    except UnidiffParseError:
+        last = end - sum(1 for _ in unread) - 1
+        raise MalformedDiff(last, f"a hunk of {path} ends early or has other lines than its header counts") from None
+    hunks: list[Hunk] = []
+    begin = at - 2
+    for number, hunk in enumerate(parsed, 1):
+        if not hunk or hunk[0].diff_line_no != at - begin + 2:  # unidiff counts the lines that it is passed from 1
+            break
+        header = lines[at].decode(errors="replace").rstrip("\r\n")
+        try:
+            hunks.append(Hunk(path, number, hunk.source_start, header, first + at, *sides(hunk)))
+        except ValueError as error:
+            raise MalformedDiff(at, str(error)) from None
+        at += 1 + len(hunk)
+    return hunks, at
+
+
+def sides(hunk: ParsedHunk) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """The lines of a hunk before and after the change.
 
     Raises:
-        MalformedDiff: a hunk has other lines than its header counts.
+        ValueError: it has lines after the end of the file.
     """
-    hunks: list[Hunk] = []
-    while at < len(lines) and (match := _HUNK.fullmatch(lines[at])):
-        begin, counts = at, (int(match[2] or 1), int(match[4] or 1))
-        sides: tuple[list[bytes], list[bytes]] = ([], [])
-        last: tuple[int, ...] = ()
-        at += 1
-        while (len(sides[0]), len(sides[1])) != counts or b"".join(lines[at : at + 1]).startswith(_NO_NEWLINE):
-            line = lines[at] if at < len(lines) else b""
-            line = b" \n" if blank and line == b"\n" else line
-            if b"\0" in line:
-                raise MalformedDiff(at, "NUL in a hunk: git exports such a file as a binary file; only text can be reviewed")
-            if line.startswith(_NO_NEWLINE) and last:
-                for side in last:
-                    sides[side][-1] = sides[side][-1].removesuffix(b"\n")
-                last = ()
-            elif (last := _SIDES.get(line[:1], ())) and all(len(sides[side]) < counts[side] for side in last):
-                for side in last:
-                    if sides[side] and not sides[side][-1].endswith(b"\n"):
-                        raise MalformedDiff(at, "a line follows the end of the file")
-                    sides[side].append(line[1:])
-            else:
-                number = len(hunks) + 1
-                raise MalformedDiff(at, f"hunk {number} of {path} ends early or has other lines than its header counts")
-            at += 1
-        header = lines[begin].decode(errors="replace").rstrip("\r\n")
-        hunks.append(Hunk(path, len(hunks) + 1, int(match[1]), header, first + begin, tuple(sides[0]), tuple(sides[1])))
-    return hunks, at
+    both: tuple[list[bytes], list[bytes]] = ([], [])
+    last: tuple[int, ...] = ()
+    for line in hunk:
+        if line.line_type == "\\" and not last:
+            raise ValueError("a line end is missing, but not that of the last line")
+        for side in last if line.line_type == "\\" else ():
+            both[side][-1] = both[side][-1].removesuffix(b"\n")
+        last = _SIDES.get(line.line_type, ())
+        for side in last:
+            if both[side] and not both[side][-1].endswith(b"\n"):
+                raise ValueError("a line follows the end of the file")
+            both[side].append(line.value.encode("latin-1"))
+    return tuple(both[0]), tuple(both[1])
 
 
 def _shown(line: bytes) -> str:

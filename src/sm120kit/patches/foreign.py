@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import write_together
@@ -18,7 +19,7 @@ from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflic
 from sm120kit.patches._export import diff, parse_own, problems_after, slug_of
 from sm120kit.patches._locate import changed, fit_with_fuzz, places
 from sm120kit.patches._message import SUBJECT, complete, to_fill_in, with_defaults
-from sm120kit.patches.diff import FILE_MODES, Hunk, MalformedDiff, Problem, blob_id, path_problem, read_hunks, split_lines
+from sm120kit.patches.diff import FILE_MODES, Hunk, Problem, blob_id, path_problem, sides, split_lines
 from sm120kit.patches.drift import MAX_PLACES
 from sm120kit.patches.format import Patch, normal_form, render
 from sm120kit.patches.mails import ForeignPatch
@@ -27,6 +28,9 @@ from sm120kit.patches.series import built_in, require_no_problems, series_conten
 from sm120kit.sources.git import GitIndex, Repository
 from sm120kit.sources.wheel_commits import BESIDE
 
+if TYPE_CHECKING:
+    from unidiff.patch import PatchedFile
+
 _BY_HAND = "apply it by hand in a directory of `sm120kit patch edit`, commit, and use `sm120kit patch export`"
 _OPTIONS = "--project names the project, --strip N and --directory DIR change the paths, --recipe chooses the version"
 _CHANGED = re.compile(rb"^--- (?!/dev/null)", re.MULTILINE)
@@ -34,9 +38,9 @@ _BLOBS = re.compile(rb"^index [0-9a-f]{7,40}\.\.", re.MULTILINE)
 _WITHOUT_CONTEXT = re.compile(rb"^@@ -[1-9]\d*,0 \+", re.MULTILINE)
 _INDEX = re.compile(r"^index ([0-9a-f]{7,40})\.\.", re.MULTILINE)
 _MODE = re.compile(r"^(new file|new) mode (100644|100755)$", re.MULTILINE)
-_MOVED = re.compile(r"^(?:copy|rename) from ", re.MULTILINE)
-_NAMES = re.compile(rb"--- ([^\t\n]+)[^\n]*\n\+\+\+ ([^\t\n]+)[^\n]*\n")
-_ABSENT = "/dev/null"
+_END = re.compile(rb"^\\ .*$", re.MULTILINE)
+"""Below a last line without a line end; what follows the backslash depends on the language."""
+_COPIED = re.compile(r"^copy from ", re.MULTILINE)
 _CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
 _NAMED = re.compile(rb"^(?:---|\+\+\+) ([^\t\n]+)", re.MULTILINE)
 EXISTS = " exists already"
@@ -193,14 +197,20 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
     Raises:
         PatchConflict: a hunk fits no place or several, a file changes in another way, or the tree contains the diff.
     """
+    from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
+    from unidiff.patch import PatchSet
+
     where = f"{place.project.project} {place.project.version} with its series"
     with Repository(tree.checkout.repository).index(above) as index:
         undo = ("apply", "--cached", "--check", "--reverse", *place.arguments, "-")
         if index.git(*undo, stdin=foreign.diff, check=False).returncode == 0:
             raise PatchConflict(f"{where} contains {foreign.file} already", "leave it out, or choose another recipe")
         try:
-            problems = [line for file in _foreign_files(foreign.diff) for line in _change(index, file, place)]
-        except MalformedDiff as error:
+            files = PatchSet(
+                line.decode("latin-1") for line in split_lines(_END.sub(rb"\\ No newline at end of file", foreign.diff))
+            )
+            problems = [line for file in files for line in _change(index, file, place)]
+        except (UnidiffParseError, ValueError) as error:
             raise PatchConflict(f"{foreign.file}: {error}", _BY_HAND) from error
         if problems:
             message = "\n  ".join([f"{foreign.file} does not apply to {where}:", *problems])
@@ -208,62 +218,27 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
         return index.write_tree()
 
 
-@dataclass(frozen=True)
-class _ForeignFile:
-    """A file of any diff: the lines above it, its two names, and its hunks."""
-
-    header: str
-    source: str
-    target: str
-    hunks: Sequence[Hunk]
-
-    @property
-    def creates(self) -> bool:
-        return self.source == _ABSENT or (len(self.hunks) == 1 and self.hunks[0].header.startswith("@@ -0,0 "))
-
-    @property
-    def removes(self) -> bool:
-        return self.target == _ABSENT or (len(self.hunks) == 1 and " +0,0 @@" in self.hunks[0].header)
-
-
-def _foreign_files(diff: bytes) -> Iterator[_ForeignFile]:
-    lines, above, at = split_lines(diff), list[bytes](), 0
-    while at < len(lines):
-        names = _NAMES.fullmatch(b"".join(lines[at : at + 2]))
-        if names is None:
-            above.append(lines[at])
-            at += 1
-            continue
-        source, target = (name.decode("latin-1") for name in names.groups())
-        hunks, at = read_hunks(target, lines, at + 2, blank=True)
-        yield _ForeignFile(b"".join(above).decode("latin-1"), source, target, hunks)
-        above = []
-    if b"diff --git " in b"".join(above):
-        yield _ForeignFile(b"".join(above).decode("latin-1"), "", "", ())
-
-
-def _change(index: GitIndex, file: _ForeignFile, place: Place) -> Iterator[str]:
+def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
     """Change a file in an index, or yield why that cannot be done."""
-    named = file.source if file.target == _ABSENT else file.target
+    named = file.source_file if file.target_file == "/dev/null" else file.target_file
     path = "/".join(named.split("/")[place.strip :])
     if path in place.left_out:
         return
-    full, modes, hunks = place.directory + path, dict(_MODE.findall(file.header)), file.hunks
-    others = {"/".join(name.split("/")[place.strip :]) for name in (file.source, file.target) if name != _ABSENT} - {path}
-    if not hunks or others or _MOVED.search(file.header) or file.header.count("diff --git ") > 1:
+    full, header = place.directory + path, "".join(map(str, file.patch_info or ()))
+    modes, before = dict(_MODE.findall(header)), index.read(full)
+    hunks = [Hunk(path, number, hunk.source_start, "", 0, *sides(hunk)) for number, hunk in enumerate(file, 1)]
+    if not hunks or file.is_rename or _COPIED.search(header):
         yield f"{path}: it changes without a hunk or is renamed, beside hunks that are not at their lines"
-        return
-    before, created, removed = index.read(full), file.creates, file.removes
-    if before is None and created:
+    elif before is None and file.is_added_file:
         index.add(full, b"".join(hunks[0].new), modes.get("new file", FILE_MODES[0]))
     elif before is None:
         yield f"{path}: there is no such file, or it is no plain file"
-    elif removed and before == b"".join(hunks[0].old):
+    elif file.is_removed_file and before == b"".join(hunks[0].old):
         index.remove(full)
-    elif removed:
+    elif file.is_removed_file:
         yield f"{path}: it is deleted, but has other content"
     else:
-        blob = _INDEX.search(file.header)
+        blob = _INDEX.search(header)
         found = places(hunks, before, blob_id(before).startswith(blob[1]) if blob else None, fit_with_fuzz)
         unfit = [(hunk, starts) for hunk, (_, starts) in zip(hunks, found, strict=True) if len(starts) != 1]
         for hunk, starts in unfit:
