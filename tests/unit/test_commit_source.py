@@ -207,7 +207,7 @@ def test_sources_beside_those_in_the_wheel_are_files_of_the_package(engine: Engi
     assert engine.wheel()["vllm/jit/a.cuh"] == b"b\n" and engine.wheel()["vllm/jit/new.cuh"] == b"c\n"
 
 
-def test_links_and_submodules_are_left_out(engine: Engine) -> None:
+def test_links_and_commits_are_left_out(engine: Engine) -> None:
     engine.fork.commit(MINE)
     (engine.fork.path / "vllm/link.py").symlink_to("/etc/passwd")
     engine.fork.git("add", "-A")

@@ -200,15 +200,6 @@ def test_read_files_and_subtrees(tmp_path: Path) -> None:
         repository.read(commit, "bin")
 
 
-def test_graft_replaces_existing_entries(tmp_path: Path) -> None:
-    repository, commit = small_commit(tmp_path / "r")
-    with repository.index(commit) as index:
-        index.graft("bin", repository.subtree(commit, "\u00fc"))
-        index.graft("a.txt", repository.subtree(commit, "bin"))
-        tree = index.write_tree()
-    assert repository.paths(tree) == [".gitattributes", "a.txt/run", "bin/name with space", "\u00fc/name with space"]
-
-
 def test_author_without_address_is_rejected(tmp_path: Path) -> None:
     repository, commit = small_commit(tmp_path / "r")
     with pytest.raises(ValueError, match="Name <address>"):
@@ -336,7 +327,6 @@ tree = repository.tree_of("refs/heads/base")
 assert repository.subtree(tree, "bin") and repository.read(tree, "a.txt") and repository.paths(tree)
 with repository.index(tree) as index:
     index.add("b.txt", b"b")
-    index.graft("c", tree)
     other = index.write_tree()
 assert repository.changed(tree, other)
 assert "git" not in sys.modules, "reading loads no GitPython"

@@ -29,9 +29,7 @@ from sm120kit.core import archives, console, reporting, retry
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss
 from sm120kit.core.workspace import Workspace
 from sm120kit.sources import Origin, _archive, _git_urls, checkout_name, fetch, index_client
-from sm120kit.sources import _submodules as upstream_trees
 from sm120kit.sources._settings import Settings, settings_from
-from sm120kit.sources._submodules import _resolve
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, GitPin, SdistPin
 
@@ -761,35 +759,22 @@ def upstream(directory: Path, **files: str) -> str:
 
 @pytest.fixture
 def nested(tmp_path: Path) -> tuple[Path, str]:
-    """A project with a submodule that has a submodule, each moved on after it was recorded; the URLs are relative."""
+    """A project that moved on after its commit was pinned."""
     hub = tmp_path / "hub"
-    upstream(hub / "inner", leaf="inner")
-    upstream(hub / "middle", text="middle")
-    git(hub / "middle", "submodule", "--quiet", "add", "../inner", "sub/inner")
-    upstream(hub / "middle")
-    upstream(hub / "outer", top="outer")
-    git(hub / "outer", "submodule", "--quiet", "add", "../middle", "3rdparty/middle")
+    upstream(hub / "outer", first="1")
     git(hub / "outer", "tag", "v1.0")
-    pinned = upstream(hub / "outer")
-    for name in ("inner", "middle", "outer"):
-        upstream(hub / name, later="not in the pin")
+    pinned = upstream(hub / "outer", top="outer")
+    upstream(hub / "outer", later="not in the pin")
     return hub, pinned
 
 
 @pytest.mark.parametrize("scheme", ["file", "path"])
-def test_submodules_are_part_of_the_tree(workspace: Workspace, nested: tuple[Path, str], scheme: str) -> None:
+def test_commit_is_the_tree(workspace: Workspace, nested: tuple[Path, str], scheme: str) -> None:
     hub, pinned = nested
     url = (hub / "outer").as_uri() if scheme == "file" else str(hub / "outer")
     checkout = fetch(GitPin("outer", url, pinned, "1.0"), workspace)
     repository = Repository(checkout.repository)
-    assert repository.paths(checkout.commit) == [
-        ".gitmodules",
-        "3rdparty/middle/.gitmodules",
-        "3rdparty/middle/sub/inner/leaf",
-        "3rdparty/middle/text",
-        "top",
-    ]
-    assert repository.read(checkout.commit, "3rdparty/middle/sub/inner/leaf") == b"inner"
+    assert repository.paths(checkout.commit) == ["first", "top"]
     assert pinned in repository.git("show", "-s", "--format=%B", checkout.commit).stdout
     assert repository.git("show", "-s", "--format=%P", checkout.commit).stdout.strip() == ""
     assert fetch(GitPin("outer", url, pinned, "1.0"), workspace, Origin(offline=True)) == checkout
@@ -801,11 +786,10 @@ def test_git_mirror_without_network(
 ) -> None:
     hub, pinned = nested
     direct = fetch(GitPin("outer", str(hub / "outer"), pinned, "1.0"), workspace)
-    for name in ("inner", "middle", "outer"):
-        if kind == "clone":
-            git(tmp_path, "clone", "-q", "--bare", str(hub / name), str(shelf / f"{name}.git"))
-        else:
-            git(hub / name, "bundle", "create", "-q", str(shelf / f"{name}.bundle"), "--all")
+    if kind == "clone":
+        git(tmp_path, "clone", "-q", "--bare", str(hub / "outer"), str(shelf / "outer.git"))
+    else:
+        git(hub / "outer", "bundle", "create", "-q", str(shelf / "outer.bundle"), "--all")
     pin = GitPin("outer", "https://git.invalid/them/outer.git", pinned, "1.0")
     mirrored = fetch(pin, Workspace.open(tmp_path / "other"), Origin(str(shelf), offline=True))
     assert (mirrored.commit, mirrored.tree) == (direct.commit, direct.tree)
@@ -824,7 +808,7 @@ def test_user_git_config_applies_to_network(
     pin = GitPin("outer", "https://git.invalid/them/outer", pinned, "1.0")
     fetched = Repository.init(tmp_path / "direct").git("fetch", "--depth=1", pin.url, pinned, check=False, network=True)
     assert "unadvertised object" in fetched.stderr
-    assert "3rdparty/middle/sub/inner/leaf" in Repository(fetch(pin, workspace).repository).paths("refs/heads/base")
+    assert Repository(fetch(pin, workspace).repository).paths("refs/heads/base") == ["first", "top"]
 
 
 @pytest.mark.usefixtures("hostile_git")
@@ -868,16 +852,17 @@ def test_absent_repository(workspace: Workspace, tmp_path: Path) -> None:
     assert "secret" not in str(error.value)
 
 
-def test_submodule_without_url_is_rejected(workspace: Workspace, tmp_path: Path) -> None:
+def test_submodule_is_rejected(workspace: Workspace, tmp_path: Path) -> None:
     shelf = tmp_path / "outer.git"
     commit = bare_repository(shelf)
     repository = Repository(shelf)
     with repository.index(commit) as index:
         index.git("update-index", "--add", "--cacheinfo", f"160000,{commit},vendor/lost")
-        broken = repository.commit_tree(index.write_tree(), None, "broken\n")
-    repository.set_ref("refs/heads/main", broken)
-    with pytest.raises(FetchFailed, match="has a submodule at vendor/lost without a URL"):
-        fetch(GitPin("outer", str(shelf), broken, "1.0"), workspace)
+        incomplete = repository.commit_tree(index.write_tree(), None, "incomplete\n")
+    repository.set_ref("refs/heads/main", incomplete)
+    with pytest.raises(FetchFailed, match="has the submodule 'vendor/lost', which is not fetched"):
+        fetch(GitPin("outer", str(shelf), incomplete, "1.0"), workspace)
+    assert not list(workspace.checkouts.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -949,53 +934,13 @@ HOSTILE_URLS = [
 
 @pytest.mark.parametrize("url", HOSTILE_URLS)
 def test_hostile_git_url_runs_no_program(workspace: Workspace, tmp_path: Path, url: str) -> None:
-    """As the URL of a pin and of a submodule, it is rejected before git runs."""
+    """It is rejected before git runs."""
     url = url.format(mark=tmp_path / "ran")
     for mirror in (None, "https://mirror.invalid"):
         with pytest.raises(NotTrusted, match=r"the git URL of outer 1\.0 is"):
             fetch(GitPin("outer", url, COMMIT, "1.0"), workspace, Origin(mirror))
-    pinned = with_submodules(tmp_path / "outer.git", {"vendor/evil": (url, "1" * 40)})
-    beside_its_parent = url.startswith("../")
-    with pytest.raises(FetchFailed if beside_its_parent else NotTrusted):
-        fetch(GitPin("outer", str(tmp_path / "outer.git"), pinned, "1.0"), workspace)
     assert not (tmp_path / "ran").exists()
     assert not list(workspace.checkouts.iterdir())
-
-
-def with_submodules(path: Path, links: dict[str, tuple[str, str]]) -> str:
-    """A commit of a bare repository with submodules: URL and commit by path."""
-    repository = Repository.init(path)
-    lines = []
-    for name, (url, _) in links.items():
-        quoted = url.replace("\n", "\\n")
-        lines.append(f'[submodule "{name}"]\n\tpath = {name}\n\turl = "{quoted}"\n')
-    with repository.index() as index:
-        index.add(".gitmodules", "".join(lines).encode())
-        entries = "".join(f"160000 {commit}\t{name}\n" for name, (_, commit) in links.items())
-        index.git("update-index", "--index-info", stdin=entries.encode())
-        pinned = repository.commit_tree(index.write_tree(), None, "modules\n")
-    repository.set_ref("refs/heads/main", pinned)
-    return pinned
-
-
-@pytest.mark.parametrize("url", ["file:///srv/secret", "/srv/secret", "http://git.invalid/x", "git://git.invalid/x"])
-def test_submodule_url_with_local_transport_is_rejected(url: str) -> None:
-    with pytest.raises(NotTrusted, match=r"the submodule is "):
-        _git_urls.require_allowed(url, _git_urls.REMOTE, "the submodule")
-
-
-def test_local_submodule_of_remote_parent_is_rejected(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The URL of the parent decides, not the URL that ``insteadOf`` gives."""
-    hub = tmp_path / "hub"
-    inner = bare_repository(hub / "inner")
-    pinned = with_submodules(hub / "outer", {"vendor/evil": (f"{hub}/inner", inner)})
-    assert fetch(GitPin("outer", str(hub / "outer"), pinned, "1.0"), workspace)
-    (tmp_path / "config").write_text(f'[url "{hub}/"]\ninsteadOf = https://git.invalid/them/\n')
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
-    with pytest.raises(NotTrusted, match=r"the submodule 'vendor/evil' is .*a remote repository must not refer to a local"):
-        fetch(GitPin("outer", "https://git.invalid/them/outer", pinned, "1.0"), workspace)
 
 
 def test_instead_of_cannot_select_ext_transport(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1020,17 +965,6 @@ def test_pin_that_is_not_a_commit_is_rejected(workspace: Workspace, tmp_path: Pa
 def test_git_url_cannot_leave_mirror_directory(workspace: Workspace, shelf: Path, url: str) -> None:
     with pytest.raises(NotTrusted, match="is not a valid file name for a mirror"):
         fetch(GitPin("outer", url, COMMIT, "1.0"), workspace, Origin(str(shelf)))
-
-
-def test_exponential_submodules_are_rejected(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every commit has three submodules of the next level: eight levels are thousands of fetches."""
-    monkeypatch.setattr(upstream_trees, "_MAX_SUBMODULES", 10)
-    commit = bare_repository(tmp_path / "r0")
-    for number in range(1, 8):
-        links = {f"s{index}": (f"../r{number - 1}", commit) for index in range(3)}
-        commit = with_submodules(tmp_path / f"r{number}", links)
-    with pytest.raises(FetchFailed, match="has more than 10 submodules"):
-        fetch(GitPin("outer", str(tmp_path / "r7"), commit, "1.0"), workspace)
 
 
 def test_endless_repository_is_stopped(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1063,19 +997,3 @@ def test_endless_repository_is_stopped(workspace: Workspace, tmp_path: Path, mon
 )
 def test_transports_of_plain_urls(url: str, transport: str) -> None:
     assert _git_urls.transport_of(url) == transport
-
-
-@pytest.mark.parametrize(
-    ("parent", "url", "absolute"),
-    [
-        ("https://git.invalid/a/outer.git", "../inner.git", "https://git.invalid/a/inner.git"),
-        ("https://git.invalid:8443/a/outer", "../../b/inner", "https://git.invalid:8443/b/inner"),
-        ("ssh://git@git.invalid/a/outer", "../inner", "ssh://git@git.invalid/a/inner"),
-        ("git@git.invalid:a/outer.git", "../inner.git", "git@git.invalid:a/inner.git"),
-        ("/srv/git/outer", "./inner", "/srv/git/outer/inner"),
-        ("file:///srv/git/outer/", "../inner", "file:///srv/git/inner"),
-        ("https://git.invalid/a/outer.git", "https://else.invalid/x.git", "https://else.invalid/x.git"),
-    ],
-)
-def test_relative_submodule_urls(parent: str, url: str, absolute: str) -> None:
-    assert _resolve(parent, url) == absolute

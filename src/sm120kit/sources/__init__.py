@@ -22,7 +22,7 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import OfflineMiss
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace, mark_used
-from sm120kit.sources import _archive, _download, _git_urls, _identity, _submodules, index, wheel_commits
+from sm120kit.sources import _archive, _commits, _download, _git_urls, _identity, index, wheel_commits
 from sm120kit.sources._wheels import UNPACKED_RATIO, known_sizes, sizes, unfetched, unpack_wheels, wheelhouse
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import DEFAULT, Origin
@@ -87,7 +87,7 @@ def fetch(pin: Pin, workspace: Workspace, origin: Origin = DEFAULT) -> Checkout:
         with publish_directory(target) as directory:
             repository = Repository.init(directory)
             if isinstance(pin, GitPin):
-                _submodules.import_commit(pin, repository, BASE, origin.mirror)
+                _commits.import_commit(pin, repository, BASE, origin.mirror)
             else:
                 assert packed is not None
                 if isinstance(pin, WheelCommitPin):

@@ -14,7 +14,7 @@ from sm120kit.core.errors import NotTrusted
 from sm120kit.core.urls import redacted
 
 REMOTE = ("https", "ssh")
-"""Transports for URLs of recipes and submodules."""
+"""Transports for URLs of recipes."""
 MIRROR = (*REMOTE, "http", "file")
 """Transports for ``--mirror``."""
 
@@ -54,8 +54,6 @@ def require_allowed(url: str, transports: Collection[str], subject: str) -> None
         return
     message = f"{subject} is {redacted(url)!r}"
     mirror = "or name a directory that holds a clone with --mirror"
-    if transport == "file":
-        raise NotTrusted(f"{message}: a remote repository must not refer to a local one", f"pin another commit, {mirror}")
     if transport:
         raise NotTrusted(f"{message}: only {' and '.join(REMOTE)} are allowed", f"write https, {mirror}")
     raise NotTrusted(

@@ -257,11 +257,6 @@ class GitIndex:
         """Put a file at ``path``, in place of an existing entry."""
         self.git("update-index", "--add", "--replace", "--cacheinfo", f"{mode},{self.repository.write(content)},{path}")
 
-    def graft(self, path: str, tree: str) -> None:
-        """Put a tree at ``path``, in place of existing entries."""
-        self.remove(path)
-        self.git("read-tree", "-i", f"--prefix={path.strip('/')}/", _revision(tree))
-
     def remove(self, path: str) -> None:
         """Remove the file at ``path``, or the files below it."""
         existing = self.git("ls-files", "-z", "--", f":(literal){path.strip('/')}").raw.split(b"\0")

@@ -18,7 +18,7 @@ class SdistPin:
 
 @dataclass(frozen=True)
 class GitPin:
-    """A commit of a git repository; it determines the commits of submodules."""
+    """A commit of a git repository, without submodules."""
 
     project: str
     url: str

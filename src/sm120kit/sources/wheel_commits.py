@@ -16,7 +16,7 @@ from sm120kit.core import reporting
 from sm120kit.core.archives import MAX_MEMBERS
 from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.core.urls import redacted
-from sm120kit.sources import _archive, _submodules
+from sm120kit.sources import _archive, _commits
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import GitPin, WheelCommitPin
 
@@ -78,11 +78,11 @@ def import_wheel_commit(pin: WheelCommitPin, packed: Path, repository: Repositor
         Mismatch: files that are compiled are not those of the release, or the wheel is not of the release.
         NotFound: the repository has no tag of the release.
         BadInput: the commit has no such package, or files that are too large or too many.
-        FetchFailed, NotTrusted: see :func:`sm120kit.sources._submodules.fetch_commit`.
+        FetchFailed, NotTrusted: see :func:`sm120kit.sources._commits.fetch_commit`.
     """
     _archive.import_wheel(pin, packed, repository, ref)
     wheel, below = _tree(repository, ref), repository.git("rev-parse", ref).stdout.strip()
-    url = _submodules.fetch_commit(GitPin(pin.project, pin.url, pin.commit, pin.version), repository, mirror)
+    url = _commits.fetch_commit(GitPin(pin.project, pin.url, pin.commit, pin.version), repository, mirror)
     commit = _source(pin, repository, pin.commit, f"{pin.commit} of {redacted(pin.url)}")
     release = _release(pin, repository, url)
     _require_release(pin, release, wheel)

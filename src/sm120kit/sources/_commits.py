@@ -1,10 +1,8 @@
-"""Fetch a git commit with its submodules as one tree."""
+"""Fetch a pinned commit of a git repository."""
 
 from __future__ import annotations
 
-import os
 import re
-from urllib.parse import urljoin, urlsplit
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import FetchFailed, NotTrusted
@@ -15,94 +13,44 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.index import local_directory, repository_name
 from sm120kit.sources.source_records import GitPin
 
-_MAX_DEPTH = 8
-_MAX_SUBMODULES = 200
-"""Limit for one pin, at all depths together; vLLM and CUTLASS have no submodules, PyTorch has about 80."""
-
 
 def import_commit(pin: GitPin, repository: Repository, ref: str, mirror: str | None) -> None:
-    """Fetch a pinned commit and commit its tree, with every submodule's tree at its path, as ``ref`` of an empty repository.
+    """Fetch a pinned commit and commit its tree as ``ref`` of an empty repository.
 
     The base commit has no parents, and our own identity and date; its message names the upstream commit.
 
     Raises:
-        NotTrusted: the URL of the pin or of a submodule is of a form that is not allowed.
-        FetchFailed: a repository cannot be read or does not have the commit.
+        NotTrusted: the URL of the pin is of a form that is not allowed.
+        FetchFailed: the repository cannot be read, does not have the commit, or has submodules.
     """
     with reporting.task(f"fetching {pin.project} {pin.version}", None):
         fetch_commit(pin, repository, mirror)
-        tree = _full_tree(repository, pin.url, pin.commit, mirror, (), [])
+    _require_complete(repository, pin.url, pin.commit)
     message = f"{pin.project} {pin.version}\n\ncommit: {pin.commit}\n"
-    repository.set_ref(ref, repository.commit_tree(tree, None, message))
+    repository.set_ref(ref, repository.commit_tree(repository.tree_of(pin.commit), None, message))
 
 
 def fetch_commit(pin: GitPin, repository: Repository, mirror: str | None) -> str:
-    """Fetch a pinned commit without submodules, and return the URL that delivered it. See :func:`import_commit` for errors."""
+    """Fetch a pinned commit, and return the URL that delivered it. See :func:`import_commit` for errors."""
     if not re.fullmatch(r"[0-9a-f]{40}", pin.commit):
         raise NotTrusted(f"{pin.commit!r} is not a commit", "a pin has 40 hexadecimal digits")
-    url = _fetch_url(pin.url, mirror, pin.project, ("file",), f"the git URL of {pin.project} {pin.version}")
+    url = _fetch_url(pin, mirror)
     _fetch(repository, url, pin.commit)
     return url
 
 
-def _full_tree(
-    repository: Repository, url: str, commit: str, mirror: str | None, parents: tuple[str, ...], fetched: list[str]
-) -> str:
-    """The tree of a commit with the trees of its submodules, which are fetched.
+def _require_complete(repository: Repository, url: str, commit: str) -> None:
+    """Require that a commit has no submodules, whose files would be missing.
 
-    ``parents`` are the paths of the submodules above it; all submodules fetched so far are in ``fetched``, which grows.
+    Raises:
+        FetchFailed: it has one.
     """
-    listed = repository.git("ls-tree", "-r", "-z", commit).raw.split(b"\0")
-    links = {}
-    for line in listed:
-        entry, _, name = line.partition(b"\t")
-        if entry.startswith(b"160000 "):
-            links[os.fsdecode(name)] = entry.split()[2].decode()
-    if not links:
-        return repository.tree_of(commit)
-    if len(parents) >= _MAX_DEPTH:
-        raise FetchFailed(f"submodules nest more than {_MAX_DEPTH} deep: {'/'.join(parents)}", "pin another commit")
-    if len(links) + len(fetched) > _MAX_SUBMODULES:
-        raise FetchFailed(f"{redacted(url)} at {commit} has more than {_MAX_SUBMODULES} submodules", "pin another commit")
-    urls = _submodule_urls(repository, commit)
-    with repository.index(commit) as index:
-        for path, pinned in sorted(links.items()):
-            if path not in urls:
-                raise FetchFailed(
-                    f"{redacted(url)} at {commit} has a submodule at {path} without a URL",
-                    "pin a commit whose .gitmodules is complete",
-                )
-            submodule_url = _resolve(url, urls[path])
-            local = ("file",) if _git_urls.transport_of(url) == "file" else ()
-            project = repository_name(submodule_url).removesuffix(".git")
-            source = _fetch_url(submodule_url, mirror, project, local, f"the URL of the submodule {path!r}")
-            _fetch(repository, source, pinned)
-            fetched.append(path)
-            index.graft(path, _full_tree(repository, submodule_url, pinned, mirror, (*parents, path), fetched))
-        return index.write_tree()
-
-
-def _submodule_urls(repository: Repository, commit: str) -> dict[str, str]:
-    """Path to URL, from ``.gitmodules`` of a commit."""
-    config = repository.git("config", "--blob", f"{commit}:.gitmodules", "-z", "--list", check=False)
-    modules: dict[str, dict[str, str]] = {}
-    for entry in config.raw.decode(errors="surrogateescape").split("\0"):
-        name, _, value = entry.partition("\n")
-        if name.startswith("submodule."):
-            section, _, key = name.removeprefix("submodule.").rpartition(".")
-            modules.setdefault(section, {})[key] = value
-    return {module["path"]: module["url"] for module in modules.values() if "path" in module and "url" in module}
-
-
-def _resolve(parent: str, url: str) -> str:
-    """A submodule's URL; ``./`` and ``../`` are relative to the URL of its parent."""
-    if not url.startswith(("./", "../")):
-        return url
-    if urlsplit(parent).scheme:
-        scheme, rest = parent.rstrip("/").split("://", 1)
-        return f"{scheme}://" + urljoin(f"http://{rest}/", url).removeprefix("http://")
-    host, colon, path = parent.rpartition(":")
-    return host + colon + os.path.normpath(f"{path}/{url}")
+    entries = repository.git("ls-tree", "-r", "-z", commit).stdout.split("\0")
+    if links := [entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")]:
+        raise FetchFailed(
+            f"{redacted(url)} at {commit} has the submodule {links[0]!r}, which is not fetched",
+            "pin an sdist of the project, or a commit that has these files in its tree",
+        )
 
 
 def _fetch(repository: Repository, url: str, commit: str) -> None:
@@ -143,15 +91,16 @@ def _require_below_limit(fetched: Completed, url: str) -> None:
         )
 
 
-def _fetch_url(url: str, mirror: str | None, project: str, local: tuple[str, ...], subject: str) -> str:
-    """The URL to fetch from: ``url`` with a transport of ``git_urls.REMOTE`` or ``local``, or its clone in the mirror.
+def _fetch_url(pin: GitPin, mirror: str | None) -> str:
+    """The URL to fetch from: that of the pin, or its clone in the mirror.
 
     Raises:
-        NotTrusted: the URL is of a form that is not allowed; the message starts with ``subject``.
+        NotTrusted: the URL is of a form that is not allowed.
         FetchFailed: the mirror is a directory without a clone.
     """
+    url, project, subject = pin.url, pin.project, f"the git URL of {pin.project} {pin.version}"
     if not mirror:
-        _git_urls.require_allowed(url, (*_git_urls.REMOTE, *local), subject)
+        _git_urls.require_allowed(url, (*_git_urls.REMOTE, "file"), subject)
         return url
     _git_urls.require_allowed(url, (*_git_urls.MIRROR, "git"), subject)
     name = repository_name(url)
