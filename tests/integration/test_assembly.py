@@ -159,6 +159,19 @@ def test_files_as_released_are_a_layer_that_changed_patches_share(small: SmallIm
         lower = next(layer for layer in layers if f"{SITE}/flashinfer/released.py" in tree(small.layout, (layer,)))
 
 
+def test_patches_of_other_files_share_all_released_files_of_a_wheel_that_is_packed_again(small: SmallImage) -> None:
+    small.files["other"] |= {"other/a.py": b"a = 1\n", "other/b.py": b"b = 1\n"}
+    images = []
+    for patched in ({"other/a.py": b"a = 2\n"}, {"other/b.py": b"b = 2\n"}, {"other/a.py": None}):
+        small.patched = {"other": patched}
+        images.append(small.assemble()[0])
+    first, second, without = images
+    assert len({*second.layers} - {*first.layers}) == 1
+    texts = [[content(small.layout, image.layers, f"{SITE}/other/{name}.py") for name in "ab"] for image in images[:2]]
+    assert texts == [[b"a = 2\n", b"b = 1\n"], [b"a = 1\n", b"b = 2\n"]]
+    assert f"{SITE}/other/a.py" not in tree(small.layout, without.layers)
+
+
 def test_layer_of_files_as_released_does_not_depend_on_earlier_images(small: SmallImage) -> None:
     """Files of a layer are in the order of the wheel: another order is another layer."""
     small.assemble()

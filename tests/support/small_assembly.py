@@ -75,6 +75,8 @@ class SmallImage:
     python: tuple[str, ...] = (sys.executable,)
     labels: dict[str, str] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
+    patched: dict[str, dict[str, bytes | None]] = field(default_factory=dict)
+    """The upstream wheels that are packed again, by name, with the files that replace theirs; None removes one."""
 
     @property
     def layout(self) -> Layout:
@@ -102,6 +104,15 @@ class SmallImage:
             f"flashinfer_python-{version}.dist-info/sm120kit.json": json.dumps(origin).encode(),
         }
         return self._wheel("flashinfer-python", version, files)
+
+    def packed_again(self, official: LockedWheel) -> Path:
+        """The wheel of :attr:`patched` in place of an upstream one."""
+        files = self.patched[official.name]
+        version = f"1.0+sm120kit.{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
+        origin = ORIGIN | {"official": {"sha256": official.sha256}, "replaced": {name: {} for name in files}}
+        record = {f"{official.name}-{version}.dist-info/sm120kit.json": json.dumps(origin).encode()}
+        packed = {name: content for name, content in (self.files[official.name] | files).items() if content is not None}
+        return self._wheel(official.name, version, packed | record)
 
     def b12x(self, content: bytes) -> Path:
         """A wheel of b12x that was packed again."""
@@ -136,18 +147,22 @@ class SmallImage:
         self, ours: bytes = b"patched = 1\n", base: _assembly.ImageBase | None = None, repacked: Sequence[Path] = ()
     ) -> tuple[Image, bool]:
         """The image, and whether it was built. ``repacked`` are more patched wheels, after that of FlashInfer."""
-        wheels, all_ours = self.wheels(), (self.ours(ours), *repacked)
+        every = self.wheels()
+        official = [wheel for wheel in every if wheel.name in self.patched]
+        wheels = [wheel for wheel in every if wheel not in official]
+        all_ours = (self.ours(ours), *repacked, *map(self.packed_again, official))
         labels = {"sm120kit.build-id": "f" * 64, **self.labels}
         env = {"A": 'two "words" and $3'}
         setup = image_inputs.ImageSetup("vllm", "vllm-1.0", labels, env, "1.0", ("vllm", "serve"), files=self.added)
         name = f"debian-12@sha256:{'a' * 64}"
         digests = {path: file_sha256(path) for path in all_ours}
-        described, settings, scripts = image_inputs.describe(setup, name, digests, [*wheels], self.workspace)
+        described, settings, scripts = image_inputs.describe(setup, name, digests, wheels, self.workspace)
         built = dict(zip((built.wheel for built in described.ours), all_ours, strict=True))
-        files = _assembly.wheel_files(built, [*wheels], lambda _: [*wheels.values()])
+        files = _assembly.wheel_files(built, [*every], lambda _: [*every.values()])
 
         def file(wheel: LockedWheel) -> Path:
             self.read.append(wheel.name)
             return files(wheel)
 
-        return _assembly.assemble(described, (settings, scripts), base or self.base(), file, self.layout, self.workspace)
+        inputs = described, (settings, scripts), base or self.base()
+        return _assembly.assemble(*inputs, file, self.layout, self.workspace, official)

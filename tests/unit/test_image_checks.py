@@ -1064,6 +1064,18 @@ def test_names_of_wheels_in_the_history_are_no_secrets() -> None:
     assert _outside.suspect_steps([*steps, *leaks], image, expected) == leaks
 
 
+def test_stale_bytecode_below_a_changed_file_is_found_by_the_quick_check(tree: tuple[Any, Path]) -> None:
+    """Of a patch that cannot be compiled: Python would run the released file's bytecode, which a lower layer has."""
+    base, site = tree
+    source = site / "stale.py"
+    source.write_text("x = 1\n")
+    py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    base.check_bytecode({"changed": [str(source)]})
+    source.write_text("x = (\n")
+    with pytest.raises(AssertionError, match="stale"):
+        base.check_bytecode({"changed": [str(source)]})
+
+
 def test_bytecode_of_a_file_with_dots_in_its_name(tree: tuple[Any, Path]) -> None:
     """Such a name is not importable, but compileall compiles the file."""
     base, site = tree

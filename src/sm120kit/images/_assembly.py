@@ -133,6 +133,7 @@ class _Inputs:
     python: ImagePython
     files: Callable[[LockedWheel], Path]
     contents: Mapping[LockedWheel, WheelContents]
+    official: Mapping[str, LockedWheel]
 
     def layer(
         self, description: str, inputs: object, size: int, write: Callable[[LayerWriter, BytecodeCompiler], None]
@@ -152,11 +153,13 @@ def assemble(
     files: Callable[[LockedWheel], Path],
     layout: Layout,
     workspace: Workspace,
+    official: Sequence[LockedWheel] = (),
 ) -> tuple[Image, bool]:
     """Write the layers that ``layout`` lacks, and the image. Returns the image and whether it was built; it is not tagged.
 
     ``context`` and ``described``, its settings and programs, are from :func:`sm120kit.images.image_inputs.describe`. ``files``
     gives the file of a wheel, verified against its lock; it is called, by several threads, only for wheels that are read.
+    ``official`` are upstream wheels that are packed again in ``context``.
 
     Raises:
         BadInput, NotTrusted: a wheel is damaged or hostile.
@@ -172,7 +175,7 @@ def assemble(
         with disk_errors(target):
             target.mkdir(parents=True, exist_ok=True)
             write_record(target / "context.json", context)
-            image = _assemble(context, described, base, files, layout, workspace)
+            image = _assemble(context, described, base, files, layout, workspace, official)
             write_record(target / "image.json", image)
     return image, True
 
@@ -196,13 +199,16 @@ def _assemble(
     files: Callable[[LockedWheel], Path],
     layout: Layout,
     workspace: Workspace,
+    official: Sequence[LockedWheel],
 ) -> Image:
     of_setup, scripts = described
     settings = _settings(of_setup, context.labels, base.config.get("config") or {})
     bytecode = BytecodeCompiler(base.python)
-    every = (*context.locked, *(built.wheel for built in context.ours))
-    contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in every}
-    inputs = _Inputs(context, base, bytecode.python, files, contents)
+    packed = {built.origin.get("official", {}).get("sha256") for built in context.ours}
+    again = {wheel.sha256: wheel for wheel in official if wheel.sha256 in packed}
+    contents = {wheel: _contents(wheel, files, bytecode.python, workspace) for wheel in (*context.locked, *again.values())}
+    contents |= {wheel: _wheel_layers.read_contents(wheel, files(wheel), bytecode.python) for wheel in _ours(context)}
+    inputs = _Inputs(context, base, bytecode.python, files, contents, again)
     planned = list(_plan(inputs, scripts))
     layers = _write(planned, inputs, bytecode, layout, workspace)
     descriptions = [layer.description for layer in planned]
@@ -220,7 +226,7 @@ def _assemble(
 
     manifest = add_image()
     if b12x.REQUEST in scripts:
-        installed = (*context.locked, *(built.wheel for built in context.ours if built.wheel.name == b12x.NAME))
+        installed = (*context.locked, *(wheel for wheel in _ours(context) if wheel.name == b12x.NAME))
         key = inputs.digest(["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], settings["Env"], installed])
         record = workspace.cache / "layers" / f"{key}.json"
         kernels = written_layer(record, layout)
@@ -251,6 +257,10 @@ def _settings(of_setup: Mapping[str, Any], labels: Mapping[str, str], base: Mapp
     }
 
 
+def _ours(context: ImageContext) -> list[LockedWheel]:
+    return [built.wheel for built in context.ours]
+
+
 def _contents(
     wheel: LockedWheel, files: Callable[[LockedWheel], Path], python: ImagePython, workspace: Workspace
 ) -> WheelContents:
@@ -270,12 +280,12 @@ def _plan(inputs: _Inputs, scripts: Mapping[str, str]) -> Iterator[_Layer]:
     context = inputs.context
     of_nvidia = [wheel for wheel in context.locked if wheel.name.startswith(NVIDIA)]
     others = [wheel for wheel in context.locked if wheel not in of_nvidia]
-    ours = [built.wheel for built in context.ours]
+    ours = _ours(context)
     yield inputs.layer("environment", "environment", 0, lambda layer, _: _write_venv(layer, inputs))
     groups = _groups(of_nvidia, others, inputs.contents)
     stages = (of_nvidia, others, ours)
     absent = _left_out(inputs)
-    contents = {wheel: _except(found, absent.get(wheel, frozenset())) for wheel, found in inputs.contents.items()}
+    contents = {wheel: _except(inputs.contents[wheel], absent.get(wheel, frozenset())) for stage in stages for wheel in stage}
     without = _shadowed([*groups, *([wheel] for wheel in ours)], _wheel_layers.winners(stages, contents), contents)
     without |= {wheel: without[wheel] | paths for wheel, paths in absent.items()}
     for group in groups:
@@ -368,26 +378,28 @@ def _our_layers(inputs: _Inputs, built: BuiltWheel, without: Mapping[LockedWheel
     """The layers of a wheel that sm120kit built: the files that are as released, and above them those that it changed.
 
     The lower one follows from the files in it and their order, not from the wheel: images with other patches or modules have
-    it, too.
+    it, too. Of an upstream wheel that is packed again it has all Python files as released, whichever the upper one hides.
     """
     wheel = built.wheel
-    contents = _wheel_layers.read_contents(wheel, inputs.files(wheel), inputs.python)  # records do not have the order of files
-    listed = {*built.origin.get("changed", ()), *built.origin.get("replaced", ())}
+    source = inputs.official.get(built.origin.get("official", {}).get("sha256", ""), wheel)
+    contents, own = inputs.contents[source], inputs.contents[wheel].files
     site = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/"
-    wrong = patterns(inputs.context.labels, WRONG_RECORD).get(wheel.name, ())
+    listed = {f"{site}{member}" for key in ("changed", "replaced") for member in built.origin.get(key, ())}
+    hidden = {path for path in listed if source != wheel and path.endswith(".py")}
+    fixed, wrong = listed - hidden, patterns(inputs.context.labels, WRONG_RECORD).get(wheel.name, ())
     released = {
         path: digest
         for path, digest in contents.files.items()
-        if digest.startswith("sha256=") and ".dist-info/" not in path and (member := path.removeprefix(site)) not in listed
-        if not any(fnmatchcase(member, pattern) for pattern in wrong)
+        if digest.startswith("sha256=") and ".dist-info/" not in path and path in own and path not in fixed
+        if not any(fnmatchcase(path.removeprefix(site), pattern) for pattern in wrong)
     }
-    changed = frozenset(contents.files.keys() - released.keys())
     if listed and released:
         written = [path for path in released if path not in without[wheel]]
         files = [(path, released[path], path in contents.executable) for path in written]
-        lower = _wheel_layer(inputs, [wheel], {wheel: without[wheel] | changed})
-        yield replace(lower, description=f"{wheel.name} as released", inputs=inputs.digest(["released files", files]))
-        without = {wheel: without[wheel] | frozenset(released)}
+        lower = _wheel_layer(inputs, [source], {source: without[wheel] | frozenset(contents.files.keys() - released.keys())})
+        key = ["released files", files] if source == wheel else ["released files", source, sorted(written)]
+        yield replace(lower, description=f"{wheel.name} as released", inputs=inputs.digest(key))
+        without = {wheel: without[wheel] | frozenset(released.keys() - hidden)}
     yield _wheel_layer(inputs, [wheel], without)
 
 

@@ -288,7 +288,8 @@ class _Environment(WheelDestination):
         return RecordEntry(path, None, None)
 
     def _relative(self, path: str) -> str:
-        return posixpath.relpath(f"/{path}", f"/{self.site}")
+        below = path.removeprefix(f"{self.site}/")
+        return below if below != path else posixpath.relpath(f"/{path}", f"/{self.site}")
 
 
 class _Listing(_Environment):

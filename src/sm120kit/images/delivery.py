@@ -137,12 +137,12 @@ def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
         CommandFailed: a step failed.
         ResourceUnavailable, SystemRefused: the layers cannot be stored.
     """
-    workspace, wheels = options.workspace, build.closure.wheels
+    workspace, wheels, official = options.workspace, build.closure.wheels, build.official.wheels
     setup = engine_setup(build.recipe, build.build_id, build.closure)
     image_base, reference = _base.debian_image(base, build.closure.machine, options)
     context, *described = contexts.describe(setup, reference, build.wheels, wheels, workspace)
     ours = {built.wheel: path for built, path in zip(context.ours, build.wheels, strict=True)}
-    files = _assembly.wheel_files(ours, wheels, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin))
+    files = _assembly.wheel_files(ours, official, lambda wheels: sources.wheelhouse(wheels, workspace, options.origin))
     layout = LocalImages(workspace).layout
-    image, ran = _assembly.assemble(context, (described[0], described[1]), image_base, files, layout, workspace)
+    image, ran = _assembly.assemble(context, (described[0], described[1]), image_base, files, layout, workspace, official)
     return ImageBuild(context, image, ran)

@@ -36,9 +36,9 @@ def series_files() -> dict[str, str]:
     return {f"{prefix}{path.relative_to(base)}": file_sha256(path) for prefix, base, path in files if path.is_file()}
 
 
-def has_series(project: str) -> bool:
-    """Whether a project has a patch series."""
-    return any((root / PATCHES / project / "series").is_file() for root in (top_root(), data_root()))
+def with_series() -> set[str]:
+    """The projects that have a patch series."""
+    return {path.parent.name for root in {top_root(), data_root()} for path in (root / PATCHES).glob("*/series")}
 
 
 def series_of(pin: Pin, inside: tuple[VendoredProject, ...]) -> list[Patch]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sm120kit import recipes, sources
 from sm120kit.core.data_roots import top_root
 from sm120kit.core.errors import BadInput, Mismatch, NotFound
-from sm120kit.patches.checkout import OVERRIDES, PATCHES, fetch_patched, has_series, series_files, series_of
+from sm120kit.patches.checkout import OVERRIDES, PATCHES, fetch_patched, series_files, series_of, with_series
 from sm120kit.patches.drift import status, status_without_source
 from sm120kit.patches.foreign import ImportTarget, place_of
 from sm120kit.patches.format import Patch
@@ -280,8 +280,8 @@ class EngineTarget(Target):
 
     def _package_sources(self, wheels: Sequence[LockedWheel]) -> tuple[PatchSource, ...]:
         listed = [wheel.pin for wheel in self.recipe.patched]
-        named = {self.recipe.engine, *(pin.project for pin in listed)}
-        others = [_pin_of(wheel) for wheel in wheels if wheel.name not in named and has_series(wheel.name)]
+        unnamed = with_series() - {self.recipe.engine, *(pin.project for pin in listed)}
+        others = [_pin_of(wheel) for wheel in wheels if wheel.name in unnamed]
         return tuple(self._source_of(pin, ()) for pin in (*listed, *others))
 
     def _source_of(self, pin: Pin, inside: tuple[VendoredProject, ...]) -> PatchSource:

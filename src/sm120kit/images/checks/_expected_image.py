@@ -72,8 +72,10 @@ class ExpectedImage:
     driver_stub: tuple[str, ...] = ()
 
 
-def expected_image(image: Image) -> ExpectedImage:
+def expected_image(image: Image, *, models: bool = True) -> ExpectedImage:
     """Required properties of an image, from its labels and from the recipe that they name.
+
+    Without ``models``, those of configurations, which quick checks do not need, are left out.
 
     Properties that are compared with the record in its FlashInfer wheel are those of the FlashInfer recipe.
 
@@ -99,7 +101,7 @@ def expected_image(image: Image) -> ExpectedImage:
     modules = tuple(filter(None, labels["modules"].split(",")))
     built = [name for name in modules if name in flashinfer.modules]
     wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
-    served = [each for each in configurations.readable() if each.engine == recipe.name]
+    served = [each for each in (configurations.readable() if models else ()) if each.engine == recipe.name]
     recorded = backends.load(recipe.name)
     exceptions = contexts.exceptions(recipe)  # not the labels: an image does not exempt its own files
     return ExpectedImage(

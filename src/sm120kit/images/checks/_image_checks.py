@@ -67,7 +67,8 @@ def verify(reference: str, workspace: Workspace, *, read_all: bool = True) -> Ch
     """Check a local image against what its labels and its recipe require; see :class:`ExpectedImage` for ``read_all``."""
     store = LocalImages(workspace)
     image = store.find(reference)
-    return run_checks(image, replace(expected_image(image), read_all=read_all), store, workspace)
+    every = read_all or not find_baseline(image, suite_digest(image.labels["sm120kit.kind"]), workspace)
+    return run_checks(image, replace(expected_image(image, models=every), read_all=read_all), store, workspace)
 
 
 def run_checks(image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace) -> CheckReport:

@@ -185,10 +185,13 @@ def check_files(expected):
 def check_bytecode(expected):
     """Bytecode belongs to its source. Python does not check that itself: the bytecode is unchecked hash-based.
 
-    If ``changed`` of ``expected`` is set, all other files are those of an image that passed this check.
+    If ``changed`` of ``expected`` is set, all other files are those of an image that passed this check. A source that cannot be
+    compiled leaves the bytecode of the released file in a lower layer.
     """
     count, problems, changed = 0, [], expected.get("changed")
-    compiled = (path for text in changed or () if text.endswith(".pyc") and (path := Path(text)).exists())
+    compiled = {path for text in changed or () if text.endswith(".pyc") and (path := Path(text)).exists()}
+    sources = (Path(text) for text in changed or () if text.endswith(".py"))
+    compiled |= {path for source in sources for path in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")}
     for path in SITE.rglob("__pycache__/*.pyc") if changed is None else compiled:
         source = path.parents[1] / COMPILED.sub(".py", path.name)
         with path.open("rb") as file:
