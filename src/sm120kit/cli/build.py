@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from sm120kit.cli import build_output
 from sm120kit.cli.options import Base, Limits, LocalPatches, SharedCache, Sources, argument, option, recipe_names
 from sm120kit.core import console
 from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.digests import file_sha256
 from sm120kit.core.disk import require_output_directory
 from sm120kit.core.errors import CheckFailed, NotFound
 from sm120kit.core.memory import available_bytes, resident_bytes
@@ -113,7 +113,7 @@ def build(
     if wheel.artifacts is None:
         build_output.show_stage(result, request.stage, seconds, options, json=steps.json)
         return
-    paths = [_copy(path, sha256, steps.output) for path, sha256 in result.wheels.items()]
+    paths = [_copy(path, steps.output) for path in result.wheels]
     if steps.json and not delivered:
         console.json_data(wheel.artifacts)
         return
@@ -167,11 +167,12 @@ def _require_applicable(kernels: KernelOptions, steps: BuildOptions, base: str, 
         raise typer.BadParameter("--from-source is for engines; FlashInfer is always built from source")
 
 
-def _copy(wheel: Path, sha256: str, directory: Path) -> Path:
-    """Copy a finished wheel to a directory, unless the same bytes are there already."""
-    copy = directory / wheel.name
-    if not copy.is_file() or file_sha256(copy) != sha256:
+def _copy(wheel: Path, directory: Path) -> Path:
+    """Copy a finished wheel to a directory, unless its copy, with its size and time, is there already."""
+    copy, status = directory / wheel.name, wheel.stat()
+    if not copy.is_file() or (copy.stat().st_size, copy.stat().st_mtime_ns) != (status.st_size, status.st_mtime_ns):
         write_atomic(copy, wheel.read_bytes())
+        os.utime(copy, ns=(status.st_mtime_ns, status.st_mtime_ns))
     return copy
 
 

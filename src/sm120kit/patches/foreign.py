@@ -6,8 +6,9 @@ paths and text around the diff are accepted. The patch file has the diff of the 
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -326,7 +327,7 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
     names = [project.project for project in projects]
     if target.project and target.project not in names:
         raise NotFound(f"no project {target.project} in the source of this recipe", f"projects: {', '.join(names)}")
-    existing = set(repository.paths(above))
+    existing = _paths(tree.checkout.repository, above)
     refused: list[list[str]] = []
     exists = False
     unread: list[BadInput] = []
@@ -357,6 +358,11 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
     raise BadInput("\n".join([f"{foreign.file} is not for this source:", *problems]), _OPTIONS)
 
 
+@functools.lru_cache(8)
+def _paths(repository: Path, tree: str) -> Set[str]:
+    return {*Repository(repository).paths(tree)}
+
+
 def _only(foreign: ForeignPatch, found: Sequence[Place]) -> Place:
     """The place whose directories exist, of those that strip the same number of directories, the first number first."""
     best = next((place for place in found if place.known), found[0])
@@ -371,7 +377,7 @@ def _fit(
     foreign: ForeignPatch,
     named: tuple[Mapping[str, str], set[str]],
     directory: str,
-    existing: set[str],
+    existing: Set[str],
     projects: Sequence[TreeProject],
 ) -> tuple[Place | None, list[str]]:
     """The place of a diff below a directory, or the reasons why it cannot be there.
@@ -379,7 +385,7 @@ def _fit(
     ``named`` are its paths, each with that in its author's tree, and those that are created.
     """
     paths, created = named
-    tops = {path.removeprefix(directory).partition("/")[0] for path in existing if path.startswith(directory)}
+    tops = {path.removeprefix(directory).partition("/")[0] for path in existing if created and path.startswith(directory)}
     absent = [path for path in paths if path not in created and directory + path not in existing]
     new = [path for path in paths if path in created and path.partition("/")[0] not in tops]
     left_out = tuple(path for path in (*absent, *new) if BESIDE & {*PurePosixPath(paths[path]).parts[:-1]})
@@ -392,7 +398,7 @@ def _fit(
     if len(owners) > 1:
         both = " and ".join(sorted(owner.project for owner in owners))
         raise BadInput(f"{foreign.file} changes files of {both}", "one patch is of one project: split it")
-    directories = {path.rpartition("/")[0] for path in existing}
     files = [path for path in kept if path in created]
+    directories = {path.rpartition("/")[0] for path in existing if files}
     known = all("/" in path and (directory + path).rpartition("/")[0] in directories for path in files)
     return Place(owners.pop(), 1, directory, left_out, known), []
