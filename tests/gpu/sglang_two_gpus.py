@@ -1,0 +1,285 @@
+"""SGLang's server of a Qwen3.5 MoE with its MTP layer on one GPU and on two: the command line of
+qwen3.5-122b-nvfp4-2x-rtx-pro-6000, the same tokens, and what ``verify server`` finds, healthy and with seeded faults.
+
+``python3 tests/gpu/sglang_two_gpus.py DIR [SERVER ...]`` on a machine with two GPUs, SGLang (``carry_sglang.py``) and ``src``
+on PYTHONPATH. All servers run at once, with models of random weights that it writes to DIR, and its logs. Prints a line for
+each comparison and each probed server. Exit code 1 if a server ends, answers other tokens where neither is a tie in a model
+whose experts all take part, or a verdict is not as expected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Container, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src"), str(HERE.parent / "support")]
+
+CONFIGURATION = HERE.parents[1] / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml"
+NOT_ON_HOPPER = {
+    "--quantization": "NVFP4 needs capability 10.0",
+    "--fp4-gemm-backend": "of --quantization modelopt_fp4 only, and b12x has kernels of SM120 only",
+    "--moe-runner-backend": "of --quantization modelopt_fp4 only, and b12x has kernels of SM120 only",
+}
+"""Arguments of the configuration that are left out, and why."""
+COMPARABLE = {"--attention-backend": "triton", "--kv-cache-dtype": "auto"}
+"""Other values, with which two GPUs can give the tokens of one: a cache in bfloat16. Triton compiles less than FlashInfer."""
+ADDED = (
+    *("--max-total-tokens", "131072", "--max-mamba-cache-size", "150", "--max-running-requests", "32"),
+    *("--grammar-backend", "none", "--skip-server-warmup", "--enforce-disable-flashinfer-allreduce-fusion"),
+)
+"""Many servers share a GPU; there is no xgrammar; that fusion is for Hopper and B200 only, and uses NVLink multicast."""
+SPECULATION = (
+    "--speculative-algorithm",
+    "--speculative-num-steps",
+    "--speculative-num-draft-tokens",
+    "--speculative-eagle-topk",
+)
+LAYERS, DRAFTS = 4, 6
+
+
+@dataclass(frozen=True)
+class Server:
+    """``like`` names the server on one GPU with the same weights; ``fault`` a seeded one that must be found."""
+
+    world: int = 1
+    like: str = ""
+    model: str = "all-experts"
+    drafts: bool = True
+    values: Mapping[str, str] = field(default_factory=lambda: COMPARABLE)
+    left_out: Container[str] = frozenset(NOT_ON_HOPPER)
+    more: tuple[str, ...] = ()
+    fault: str = ""
+    gpu: int = 0
+
+
+SERVERS = {
+    "command": Server(2, values={}),
+    "published": Server(2, model="nvfp4", values={}, left_out=(), more=("--load-format", "dummy"), fault="b12x on Hopper"),
+    "one": Server(drafts=False),
+    "one-nextn": Server(like="one", gpu=1),
+    "two": Server(2, "one", drafts=False),
+    "two-nextn": Server(2, "one"),
+    "two-nextn-chunks": Server(2, "one", values={**COMPARABLE, "--chunked-prefill-size": "256"}),
+    "routed-one": Server(model="routed", drafts=False, gpu=1),
+    "routed-two-nextn": Server(2, "routed-one", "routed"),
+    "exchanged-rows": Server(drafts=False, fault="exchanged-rows"),
+    "stale-all-reduce": Server(2, drafts=False, more=("--disable-cuda-graph",), fault="stale-all-reduce"),
+    "blocks-by-length": Server(fault="blocks-by-length", gpu=1),
+    "drafts-all": Server(2, fault="drafts-all"),
+    "stale-state": Server(2, fault="stale-state"),
+}
+COMPILERS = ("nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "cc1", "gcc", "g++", "as", "ld")
+
+
+def models(folder: Path) -> None:
+    """A Qwen3.5 MoE of four layers with its MTP layer, whose tokens go through all eight experts, and through four."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from small_models import probe_tokenizer, word_ids
+    from transformers import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+
+    tokenizer = probe_tokenizer()
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    words = word_ids(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 512,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+        "num_experts": 8,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 262144,
+        "initializer_range": 0.06,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000000,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+        },
+        "eos_token_id": int(tokenizer.eos_token_id),
+    }
+    vision = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 512}
+    ids = dict(
+        zip(
+            ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id"),
+            tokenizer.convert_tokens_to_ids(marks),
+            strict=True,
+        )
+    )
+    torch.manual_seed(0)
+    config = Qwen3_5MoeConfig(text_config=text, vision_config={**vision, "num_position_embeddings": 256}, **ids)
+    model = Qwen3_5MoeForConditionalGeneration(config).to(torch.bfloat16)
+    path = folder / "all-experts"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    stored = json.loads((path / "config.json").read_text())
+    stored["text_config"]["full_attention_interval"] = LAYERS  # Transformers writes layer_types, SGLang reads this
+    (path / "config.json").write_text(json.dumps(stored))
+    weights = load_file(path / "model.safetensors")
+    only = torch.zeros(len(tokenizer), 1, dtype=torch.bfloat16)
+    only[words] = 4.0  # others are never the most likely ones: a text is read as the tokens that were generated
+    weights["lm_head.weight"] *= only
+    weights["model.language_model.embed_tokens.weight"] *= 16
+    last = f"model.language_model.layers.{LAYERS - 1}."
+    ahead = {f"mtp.layers.0.{name.removeprefix(last)}": each.clone() for name, each in weights.items() if name.startswith(last)}
+    ahead |= {
+        f"mtp.{name}.weight": torch.zeros(512, dtype=torch.bfloat16)
+        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    }
+    ahead["mtp.fc.weight"] = torch.cat([torch.eye(512), 0.2 * torch.eye(512)], 1).bfloat16()
+    save_file({**weights, **ahead}, path / "model.safetensors", {"format": "pt"})
+    processor = {
+        "patch_size": 16,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 4096, "longest_edge": 65536},
+    }
+    for name, kind in (("preprocessor_config", "image_processor_type"), ("video_preprocessor_config", "video_processor_type")):
+        which = "Qwen2VLImageProcessorFast" if name == "preprocessor_config" else "Qwen3VLVideoProcessor"
+        (path / f"{name}.json").write_text(json.dumps({**processor, kind: which, "processor_class": "Qwen3VLProcessor"}))
+    routed = folder / "routed"
+    routed.mkdir(exist_ok=True)
+    for file in path.iterdir():
+        (routed / file.name).write_bytes(file.read_bytes())
+    text = json.loads((path / "config.json").read_text())
+    text["text_config"]["num_experts_per_tok"] = 4
+    (routed / "config.json").write_text(json.dumps(text))
+    (folder / "nvfp4").mkdir(exist_ok=True)
+    quantized = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "mtp*"]}
+    (path / "nvfp4.json").write_text(json.dumps(text | {"quantization_config": quantized}))
+    for file in path.iterdir():
+        name = "config.json" if file.name == "nvfp4.json" else file.name
+        if file.name not in ("config.json", "model.safetensors"):
+            (folder / "nvfp4" / name).write_bytes(file.read_bytes())
+
+
+def arguments(server: Server) -> list[str]:
+    """The configuration's arguments, without those of :data:`NOT_ON_HOPPER`, and those of a server."""
+    listed, kept = tomllib.loads(CONFIGURATION.read_text())["arguments"], []
+    values = {**server.values, "--tp-size": str(server.world)}
+    for number, word in enumerate(listed):
+        option = word if word.startswith("--") else listed[number - 1]
+        if option not in server.left_out and (server.drafts or option not in SPECULATION):
+            kept.append(word if word == option else values.get(option, word))
+    return [*kept, *ADDED, *server.more]
+
+
+def started(name: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
+    """The process of a server, in a session of its own."""
+    server = SERVERS[name]
+    environment = {
+        **os.environ,
+        "SEEDED_FAULT": server.fault if server.more[:1] != ("--load-format",) else "",
+        "SEEDED_DRAFTS": str(DRAFTS),
+        "HF_HUB_OFFLINE": "1",
+    }
+    environment |= {"OMP_NUM_THREADS": "1", "SGLANG_ENABLE_SPEC_V2": "True", "NCCL_P2P_LEVEL": "SYS", "NCCL_NVLS_ENABLE": "0"}
+    if server.world == 1:
+        environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu)
+    argv = [sys.executable, str(HERE / "sglang_faults.py"), "--model-path", str(folder / server.model), "--host", "127.0.0.1"]
+    argv += ["--port", str(port), "--served-model-name", "small", *arguments(server)]
+    log = (folder / f"{name}.log").open("wb")
+    return subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def listening(port: int, process: subprocess.Popen[bytes], until: float) -> bool:
+    """Whether a server accepts connections before a time. Its /health fails while the first request compiles for 20 s."""
+    while time.monotonic() < until and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def compilers(seen: dict[str, set[str]]) -> None:
+    """Add the processes of compilers that run now, by program: process number and begin."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text()
+        except OSError:
+            continue
+        name, rest = fields[fields.index("(") + 1 : fields.rindex(")")], fields[fields.rindex(")") :].split()
+        if name in COMPILERS:
+            seen.setdefault(name, set()).add(f"{folder.name} {rest[20]}")
+
+
+def judged(name: str, port: int, process: subprocess.Popen[bytes], until: float) -> tuple[float, Any, tuple[bool, list[str]]]:
+    """When a server answers, its answers, and what the probes find. A server that does not answer has no answers."""
+    from vllm_two_gpus import answers, probed
+
+    begin = time.monotonic()
+    if not listening(port, process, until):
+        return 0.0, None, (False, [])
+    seconds = time.monotonic() - begin
+    return seconds, answers(port), probed(port, None)
+
+
+def main(folder: Path, names: list[str]) -> bool:
+    from vllm_two_gpus import compared
+
+    folder.mkdir(parents=True, exist_ok=True)
+    models(folder)
+    seen: dict[str, set[str]] = {}
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            compilers(seen)
+
+    threading.Thread(target=watch, daemon=True).start()
+    until, failed = time.monotonic() + float(os.environ.get("READY_SECONDS", "240")), False
+    ports = {name: 18100 + 20 * number for number, name in enumerate(names)}
+    processes = {name: started(name, port, folder) for name, port in ports.items()}
+    try:
+        with ThreadPoolExecutor(len(names)) as pool:
+            pending = {name: pool.submit(judged, name, ports[name], processes[name], until) for name in names}
+            taken: dict[str, Any] = {}
+            for name, server in SERVERS.items():
+                if name not in pending:
+                    continue
+                seconds, taken[name], (wrong, found) = pending[name].result()
+                right = taken[name] is not None and wrong == bool(server.fault)
+                failed |= not right
+                text = f"answers after {seconds:.0f} s" if taken[name] else "no answer"
+                print(
+                    f"{name}: {text}, {'wrong' if wrong else 'none wrong'}, {'as' if right else 'NOT as'} expected", flush=True
+                )
+                log = (folder / f"{name}.log").read_text(errors="replace").splitlines()
+                accepted = [line for line in log if "accept" in line and "Decode batch" in line]
+                print(*(found or log[-25:]), *accepted[-1:], sep="\n    ", flush=True)
+                if taken.get(server.like) and taken[name]:
+                    result = compared(taken[server.like], taken[name])
+                    failed |= bool(result["other"]) and server.model == "all-experts" and not server.fault
+                    print(f"    against {server.like}: {json.dumps(result)}", flush=True)
+            print("processes of compilers:", {name: len(each) for name, each in seen.items()}, flush=True)
+    finally:
+        done.set()
+        for process in processes.values():
+            os.killpg(process.pid, signal.SIGKILL)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:] or list(SERVERS)))
