@@ -91,12 +91,12 @@ REQUEST_FAULTS: dict[str, tuple[str, Change]] = {
     "proxy-lower-case": ("the tokenizer makes capital letters small", lambda body, seen: _text(body, str.lower)),
 }
 """Faults of requests: what they do, and the change."""
-KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
+CACHE_FAULTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "proxy-answer-of-length": lambda body: (_length(body), body.get("stream")),
     "proxy-answer-of-prefix": lambda body: (json.dumps(body.get("messages") or body.get("prompt"))[:200], body.get("stream")),
 }
 """Faults of a cache of answers: by the length of a prompt, by its begin."""
-PROXY_FAULTS = (*REQUEST_FAULTS, *KEYS, *ANSWER_FAULTS)
+PROXY_FAULTS = (*REQUEST_FAULTS, *CACHE_FAULTS, *ANSWER_FAULTS)
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def fault_proxy(server: str, fault: str = "") -> Iterator[str]:
                     seen.running -= 1
 
         def complete(self, body: dict[str, Any]) -> None:
-            key = KEYS[fault](body) if fault in KEYS else None
+            key = CACHE_FAULTS[fault](body) if fault in CACHE_FAULTS else None
             if fault in REQUEST_FAULTS:
                 with seen.lock:
                     REQUEST_FAULTS[fault][1](body, seen)

@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 
 import torch
 from answer_faults import ANSWER_FAULTS
+from fault_proxy import CACHE_FAULTS, REQUEST_FAULTS, fault_proxy
 from small_models import probe_tokenizer, smollm2, tiny_model, word_ids
 from small_server import ENGINE_FAULTS, MODEL, MODEL_FAULTS, Options, SmallEngine, faulty, small_server
 
@@ -30,6 +31,8 @@ STRUCTURE = [
 """Probes that need no trained model."""
 OF_TEXT = ("nan", "marker-in-text", "open-thought", "broken-characters", "other-script", "one-piece")
 """Faults that are seen in the text only. Text of random weights is no prose, so that it is probed for these alone."""
+OF_ENGINES = {"proxy-penalty", "proxy-no-template"}
+"""Faults of a proxy that ask for what the small server does not have; its own faults have these names."""
 NEED_TRAINING = {"positions-end"}
 """Faults that are the same every time, and that only a trained model shows."""
 
@@ -68,6 +71,14 @@ def test_fault_is_found(fault: str, tokenizer: Any) -> None:
     options = Options(faults=frozenset({fault}), drafts=3 if "draft" in fault else 0)
     names = ["text"] if fault in OF_TEXT else STRUCTURE
     assert finds(tiny_model(len(tokenizer)), tokenizer, options, names)
+
+
+@pytest.mark.parametrize("fault", sorted({*REQUEST_FAULTS, *CACHE_FAULTS} - OF_ENGINES))
+def test_fault_of_a_proxy_is_found(fault: str, tokenizer: Any) -> None:
+    engine = SmallEngine(tiny_model(len(tokenizer)), word_ids(tokenizer), frozenset(), Options())
+    with small_server(engine, tokenizer) as url, fault_proxy(url, fault) as proxy:
+        server = probes.VerifiedServer(Endpoint.parse(proxy), MODEL, None)
+        assert any(probes.verify(server, probes.selected([name]), 900).wrong for name in STRUCTURE)
 
 
 @pytest.mark.parametrize("fault", sorted({*MODEL_FAULTS, *NEED_TRAINING}))
