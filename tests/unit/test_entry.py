@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.cli import entry
+from sm120kit.core.disk import unexpected
 from sm120kit.core.errors import BadInput, ResourceUnavailable, Sm120kitError, SystemRefused
 
 PROGRAM = """
@@ -122,7 +123,7 @@ def test_output_before_a_failure_is_printed(capfd: pytest.CaptureFixture[str]) -
     ],
 )
 def test_operating_system_errors(failure: OSError, kind: type[Sm120kitError], message: str) -> None:
-    error = entry.explained(failure)
+    error = unexpected(failure, "trace")
     assert type(error) is kind and message in error.message and error.hint
 
 
@@ -230,4 +231,4 @@ def test_current_directory_was_removed(tmp_path: Path, monkeypatch: pytest.Monke
     gone.rmdir()
     with pytest.raises(FileNotFoundError) as refused:
         Path.cwd()
-    assert "current directory no longer exists" in entry.explained(refused.value).message
+    assert "current directory no longer exists" in unexpected(refused.value, "trace").message

@@ -17,7 +17,7 @@ from sm120kit.bench import _listener
 from sm120kit.bench.result_file import Machine, Served
 from sm120kit.core import reporting
 from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import BadInput, DaemonUnreachable, RequirementMissing
+from sm120kit.core.errors import BadInput, DaemonUnreachable, InvalidOption, RequirementMissing, did_you_mean
 from sm120kit.core.outside import read_found
 from sm120kit.core.record_files import read_record
 from sm120kit.hosts.facts import Host, probe
@@ -168,3 +168,21 @@ def machine_of(host: Host) -> Machine:
 
 def _joined(names: Iterable[str] | None) -> str | None:
     return ", ".join(sorted(set(names))) or None if names is not None else None
+
+
+def given_values(texts: list[str]) -> dict[str, str]:
+    """The values of ``--given NAME=VALUE`` by name.
+
+    Raises:
+        InvalidOption: not NAME=VALUE, or a name that results do not record.
+    """
+    values = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not value:
+            raise InvalidOption("--given", f"{text!r} is not NAME=VALUE")
+        if name not in GIVEN:
+            known = "; ".join(f"{key}: {meaning}" for key, meaning in GIVEN.items())
+            raise InvalidOption("--given", f"unknown name {name!r}{did_you_mean(name, GIVEN)}. {known}")
+        values[name] = value
+    return values

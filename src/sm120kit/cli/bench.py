@@ -25,7 +25,7 @@ from sm120kit.bench import launched as launched_servers
 from sm120kit.bench.result_file import Result, Served
 from sm120kit.cli.bench_results import render, render_effects
 from sm120kit.cli.bench_workload import Given, WorkloadChoice, case_progress
-from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, argument, configuration_names, given_values, option
+from sm120kit.cli.options import Json, ServerAccess, Sources, Timeout, argument, configuration_names, option
 from sm120kit.cli.serve import LaunchedServer
 from sm120kit.cli.verify_server import brief_probe
 from sm120kit.core import console
@@ -121,7 +121,7 @@ def run_(
         _require_options_of_url(launched)
     options = ablation.options(configuration, launched.ablate.split(",")) if configuration and launched.ablate else ()
     restarts = launched.restarts or (RESTARTS if options else 0)
-    stated = given_values(given or [])
+    stated = bench_environment.given_values(given or [])
     served = Served() if configuration else running.served(target)
     named_by_user = configurations.load(stated["configuration"]) if "configuration" in stated else None
     published_for = configuration or named_by_user or published.configuration_named(served.configuration)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,12 @@ from sm120kit.cli.options import Base, Limits, LocalPatches, SharedCache, Source
 from sm120kit.core import console
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_output_directory
-from sm120kit.core.errors import CheckFailed, NotFound
 from sm120kit.core.memory import available_bytes, resident_bytes
-from sm120kit.images import checks, delivery
+from sm120kit.images import delivery
 from sm120kit.patches.local import read_local
 from sm120kit.recipes import parse_arch
 from sm120kit.recipes.target import resolve, with_local
-from sm120kit.sources.run_options import Options
-from sm120kit.wheels import image_wheels, pipeline
+from sm120kit.wheels import pipeline
 from sm120kit.wheels.build_records import BuildRequest, Stage, WheelBuild
 from sm120kit.wheels.compile import Progress
 
@@ -54,7 +52,7 @@ class KernelOptions:
             NotFound: an arch or the stage does not exist.
         """
         archs = tuple(parse_arch(text) for text in self.arch or ())
-        return BuildRequest(archs, self.kernels, from_source, _stage(stage))
+        return BuildRequest(archs, self.kernels, from_source, Stage.named(stage))
 
 
 @dataclass(frozen=True)
@@ -125,34 +123,6 @@ def build(
         build_output.deliver(result, base, options, json=steps.json)
 
 
-def build_patched(recipe: str, patches: Sequence[Path], options: Options) -> str:
-    """Build and check the image of an engine with local patches, as `build ENGINE --patch` does, and return its name.
-
-    Raises:
-        CheckFailed: a check of the image failed.
-        Sm120kitError: see the stages.
-    """
-    local = read_local(patches, options.origin)
-    target = with_local(resolve(recipe, options), local).engine
-    assert target is not None
-    base = delivery.prepare("", target.recipe, target.closure, options)
-    with watcher() as watch:
-        built = image_wheels.build(target, BuildRequest(), watch)
-    image = delivery.engine_image(built, base, options).image
-    report = checks.verify_once(image, options.workspace)
-    if report.verified is None:
-        failed = [f"{check.suite}/{check.name}: {check.detail}" for check in report.checks if check.verdict == "failed"]
-        raise CheckFailed("\n  ".join(["the image with these patches failed checks:", *failed]), "correct the patch")
-    return report.verified.reference
-
-
-def _stage(text: str) -> Stage:
-    try:
-        return Stage(text)
-    except ValueError:
-        raise NotFound(f"unknown stage {text!r}", f"stages: {', '.join(Stage)}") from None
-
-
 def _require_applicable(kernels: KernelOptions, steps: BuildOptions, base: str, *, engine: bool, delivers: bool) -> None:
     """Refuse options that do not apply to the target.
 
@@ -191,7 +161,8 @@ def watcher() -> Iterator[Callable[[Progress], None]]:
             now = time.monotonic()
             units = {unit.output for unit in progress.units}
             ended = [event for event in progress.finished if event.output in units]
-            left = time_left(progress, {unit.output: now - started.setdefault(unit.output, now) for unit in progress.running})
+            running = {unit.output: now - started.setdefault(unit.output, now) for unit in progress.running}
+            left = f"about {progress.seconds_left(running) / 60:.1f} min left"
             if any(event.exit_code for event in ended):
                 left = "the build stops when the running compilers end"
             for event in ended[printed:]:
@@ -207,26 +178,3 @@ def watcher() -> Iterator[Callable[[Progress], None]]:
                 show(f"compile {compiled + 1} of {len(units)}; {left}; {memory}; compiling {names}")
 
         yield watch
-
-
-def time_left(progress: Progress, running: Mapping[str, float]) -> str:
-    """Time left at the present parallelism: the estimates of the remaining units at the pace of this machine.
-
-    The pace is that of the finished units, and of running ones that take longer than it predicts. ``running`` has the seconds
-    that each running unit has taken already.
-    """
-    estimates = {unit.output: unit.estimate_seconds for unit in progress.units}
-    done = {event.output: event.seconds for event in progress.finished if event.output in estimates}
-    pace = _pace(done, estimates)
-    overdue = {output: seconds for output, seconds in running.items() if seconds > estimates.get(output, seconds) * pace}
-    pace = _pace(done | overdue, estimates)
-    left = sum(
-        max(seconds * pace - running.get(output, 0.0), 0.0) for output, seconds in estimates.items() if output not in done
-    )
-    return f"about {left / max(1, len(progress.running)) / 60:.1f} min left"
-
-
-def _pace(seconds: Mapping[str, float], estimates: Mapping[str, float]) -> float:
-    """How many times their estimates units took; 1 without units."""
-    expected = sum(estimates[output] for output in seconds)
-    return sum(seconds.values()) / expected if expected else 1.0

@@ -62,7 +62,7 @@ def _group(configuration: Configuration) -> tuple[int, str, int]:
 
 def _line(configuration: Configuration, origin: str) -> str:
     figure = next((f"{text(each)}{' *' * bool(each.differs)}" for each in configuration.reference), "")
-    return f"  {configuration.name:<42} {configuration.engine:<19} {figure:<14} {origin}".rstrip()
+    return f"  {configuration.name:<44} {configuration.engine:<19} {figure:<12} {origin}".rstrip()
 
 
 def text(reference: Reference) -> str:

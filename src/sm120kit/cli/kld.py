@@ -34,12 +34,6 @@ from sm120kit.kld import (
 from sm120kit.kld import save as save_reference
 from sm120kit.kld.reference_model import ReferenceText
 
-SCALE = ((0.01, "near lossless"), (0.05, "good"), (0.1, "noticeable"), (float("inf"), "bad"))
-"""Upper limit of the mean in nats -> rating (voipmonitor/rtx6kpro, benchmarks/kld-evaluation.md)."""
-
-COVERED = 0.999
-"""Minimum share of the probability for a rating: a lower bound from less leaves tokens uncompared that may differ."""
-
 
 @dataclass(frozen=True)
 class TextOptions:
@@ -171,7 +165,7 @@ def kld(
         console.json_data(asdict(comparison))
     else:
         _print(comparison)
-    problems = _problems(comparison.result)
+    problems = [*comparison.result.problems]
     if results.max_mean is not None and comparison.result.mean > results.max_mean:
         problems.append(f"the mean of {comparison.result.mean:.3g} nats is larger than {results.max_mean:g}")
     if problems:
@@ -186,7 +180,7 @@ def _save(path: Path, model: ComparedModel, text: TokenizedText, windowing: Wind
         noise = save_reference(path, model, computed, on_progress=lambda windows: progress.update(task, completed=windows))
     console.info(f"{path}: {windowing.windows} windows, {top} tokens a position, {path.stat().st_size / 2**20:,.1f} MiB")
     console.info(f"in other batches, the reference differs from itself by {noise.mean:.3g} nats (mean)")
-    if problems := _problems(noise):
+    if problems := noise.problems:
         console.error("; ".join(problems), "check the checkpoint")
         raise typer.Exit(1)
 
@@ -209,37 +203,15 @@ def _compare(
         return compare(*pair, noise, text.tokens, windowing, on_progress=on_progress)
 
 
-def _problems(result: DivergenceSummary) -> list[str]:
-    """Why the comparison fails: NaN, and tokens of probability 0."""
-    counts = {
-        "the reference returns NaN": result.nan_reference,
-        "the test returns NaN": result.nan_test,
-        "the test gives probability 0 to a token that the reference does not": result.unbounded,
-    }
-    total = result.positions + sum(counts.values())
-    return [f"{problem} at {count:,} of {total:,} positions" for problem, count in counts.items() if count]
-
-
 def _print(comparison: KldComparison) -> None:
     rows = [("test", comparison.result), ("control", comparison.noise)]
     console.table(
         ("KL, nats", "positions", "mean", "median", "P95", "P99", "max", "top-1 differs", "NaN ref.", "NaN test", "unbounded"),
         ((name, f"{summary.positions:,}", *_figures(summary), *_counts(summary)) for name, summary in rows),
     )
-    result, noise = comparison.result, comparison.noise
     console.info(f"test: {comparison.test}; control: {comparison.control}")
-    if _problems(result):
-        console.info("not rated: positions without a divergence are excluded from the figures")
-    elif result.covered < COVERED:
-        console.info(
-            f"a lower bound: the tokens that both models listed have {result.covered:.1%} of the reference's probability; all "
-            "others count as a single token. --top requests more tokens"
-        )
-    else:
-        rating = next(rating for limit, rating in SCALE if result.mean < limit)
-        console.info(f"{rating}, by the scale of the community's evaluations")
-    if result.mean <= noise.mean and noise.mean > 0:
-        console.info("not larger than the difference of the control pair: no significant difference")
+    for statement in comparison.statements:
+        console.info(statement)
 
 
 def _figures(summary: DivergenceSummary) -> list[str]:

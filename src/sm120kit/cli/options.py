@@ -21,10 +21,8 @@ import typer
 
 from sm120kit.core import console
 from sm120kit.core.data_roots import entries, top_root
-from sm120kit.core.errors import NotFound, did_you_mean
-from sm120kit.core.outside import read_input_text
-from sm120kit.core.secrets import register
-from sm120kit.core.urls import Endpoint
+from sm120kit.core.errors import NotFound
+from sm120kit.core.urls import Endpoint, read_header, read_key
 from sm120kit.core.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -349,10 +347,10 @@ class ServerAccess:
         """The server at ``url``.
 
         Raises:
-            typer.BadParameter: a header or key is malformed, or its file cannot be read.
+            InvalidOption: a header or key is malformed, or its file cannot be read.
             BadInput: see :meth:`sm120kit.core.urls.Endpoint.parse`.
         """
-        return Endpoint.parse(url, key_of(self.api_key), dict(map(_header, self.header or [])))
+        return Endpoint.parse(url, read_key(self.api_key), dict(map(read_header, self.header or [])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,56 +450,3 @@ def _options(group: Any) -> list[inspect.Parameter]:
         )
         for field in sorted(dataclasses.fields(group), key=lambda field: field.name not in own)
     ]
-
-
-def _header(text: str) -> tuple[str, str]:
-    """Name and value of a header, from the file in ``@FILE``."""
-    text = _content(text, "--header")
-    name, _, value = text.partition(":")
-    name, value = name.strip(), value.strip()
-    if not (name and value and text.isascii() and text.isprintable()) or set(name) & set(' "(),/:;<=>?@[\\]{}'):
-        raise typer.BadParameter("a header is NAME:VALUE in printable ASCII characters", param_hint="--header")
-    return name, value
-
-
-def key_of(text: str) -> str:
-    """The key, or the content of the file in ``@FILE``."""
-    text = _content(text, "--api-key")
-    if not (text.isascii() and text.isprintable()) or " " in text:
-        raise typer.BadParameter("a key consists of printable ASCII characters without spaces", param_hint="--api-key")
-    register(text)
-    return text
-
-
-def _content(text: str, option: str) -> str:
-    """A value, or the content of the file in ``@FILE``."""
-    if not text.startswith("@"):
-        return text
-    try:
-        content = read_input_text(Path(text[1:]).expanduser()).strip()
-    except (OSError, UnicodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else "") or "not a text file"
-        raise typer.BadParameter(f"cannot read {text[1:]}: {reason}", param_hint=option) from error
-    if not content:
-        raise typer.BadParameter("the file is empty", param_hint=option)
-    return content
-
-
-def given_values(texts: list[str]) -> dict[str, str]:
-    """The values of ``--given NAME=VALUE`` by name.
-
-    Raises:
-        typer.BadParameter: not NAME=VALUE, or a name that results do not record.
-    """
-    from sm120kit.bench.bench_environment import GIVEN
-
-    values = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not value:
-            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--given")
-        if name not in GIVEN:
-            known = "; ".join(f"{key}: {meaning}" for key, meaning in GIVEN.items())
-            raise typer.BadParameter(f"unknown name {name!r}{did_you_mean(name, GIVEN)}. {known}", param_hint="--given")
-        values[name] = value
-    return values

@@ -114,6 +114,7 @@ def lock(
     ]
     # Locking the FlashInfer recipe of an engine changes the lock that the engine's refers to: only checks share targets.
     for target in resolve_each(chosen, options) if check else (resolve(name, options) for name in chosen):
+        console.info(f"{'checking' if check else 'locking'} {target.recipe.name}")
         lock = target.lock if check else lockfile.create(target, upgrade=upgrade, renewed=renewed)
         if not check:
             console.info(f"wrote {target.lock_path}")

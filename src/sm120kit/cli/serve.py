@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,7 @@ import typer
 
 from sm120kit import probes, serving
 from sm120kit.cli import verify_server
-from sm120kit.cli.build import build_patched
+from sm120kit.cli.build import watcher
 from sm120kit.cli.options import (
     ApiKey,
     Draft,
@@ -29,37 +28,29 @@ from sm120kit.cli.options import (
     ServingEngine,
     Sources,
     gpu_count,
-    key_of,
     option,
 )
 from sm120kit.core import console, reporting
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.disk import require_new
-from sm120kit.core.urls import Endpoint
+from sm120kit.core.urls import Endpoint, read_key
 from sm120kit.core.workspace import Workspace
-from sm120kit.engines.engine import MASTER_PORT, Node
+from sm120kit.engines.engine import Node
 from sm120kit.hosts.doctor import Impact
+from sm120kit.images.patched_image import patched_image
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import answer as answers
-from sm120kit.serving import launch, model_download, nodes, unified_memory
+from sm120kit.serving import launch, nodes, unified_memory
 from sm120kit.serving.answer import Answer
-from sm120kit.serving.checkpoint import Checkpoint
 from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
 from sm120kit.serving.resolve import ServerLocation, on_node, resolve
-from sm120kit.serving.served_model import ModelToServe, ServeRequest, served_model, with_sizes
+from sm120kit.serving.served_model import ModelToServe, ServeRequest, model_folder, served_model
 
 HOST = Path("/")
 INTERFACE = "eth0"
 """An example of a network interface."""
 
 Image = Annotated[str, option("--image IMAGE", "A checked image; default: from the index, or on this host.")]
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ class LaunchedServer(ImageIndex):
         """
         assert self.model is not None
         launch.require_model(configuration, self.model)
-        location = ServerLocation(free_port(), allreduce=allreduce)
+        location = ServerLocation(serving.free_port(), allreduce=allreduce)
         resolved = resolve(configuration, self.image, self.source(), location, workspace)
         prepared = launch.prepare(resolved, self.model, workspace)
         return prepared, LaunchOptions(workspace, self.wait)
@@ -129,8 +120,8 @@ class ServerOptions:
         Raises:
             typer.BadParameter: the address is no IP address, or the GPUs are no different numbers.
         """
-        _address(self.listen, "--listen")
-        key = key_of(self.api_key)
+        nodes.address(self.listen, "--listen")
+        key = read_key(self.api_key)
         if self.gpu:
             return ServerLocation(self.port, self.listen, key, allreduce=self.allreduce, elsewhere=True)
         words = [word.strip() for word in self.gpus.split(",")] if self.gpus else []
@@ -155,35 +146,6 @@ class ModelSource:
     revision: Annotated[
         str, option("--revision REVISION", "Download this commit, branch or tag, without --model; default: CONFIG's.")
     ] = ""
-
-    def folder(
-        self, served: ModelToServe, check: Callable[[Checkpoint], object], *, planned: bool, offline: bool
-    ) -> tuple[Path, Checkpoint | None]:
-        """The model's folder, downloaded unless the launch is only planned; then what the Hub has on the model.
-
-        ``check`` is called with this before the download. Without the Hub, the sizes in recipes do for a plan.
-
-        Raises:
-            Sm120kitError: see :func:`sm120kit.serving.model_download.plan` and :func:`sm120kit.serving.model_download.preview`.
-        """
-        if folder := self.model or served.folder:
-            return folder, None
-        found = with_sizes(served, self.revision, offline=offline, planned=planned)
-        if found.unreached:
-            console.info(f"model    {found.configuration.model.repository} by its sizes in recipes/: {found.unreached}")
-            assert found.facts is not None
-            check(found.facts)
-            return model_download.cache_folder(found.configuration.model.repository, found.revision), found.facts
-        needed = found.download
-        assert needed is not None
-        console.info(f"model    {needed.repository} at {needed.commit}; {needed.missing_bytes / 1e9:.1f} GB to download")
-        if not needed.missing_bytes:
-            return model_download.fetch(needed), None
-        facts = found.facts or model_download.preview(needed)
-        check(facts)
-        if planned:
-            return model_download.cache_folder(needed.repository, needed.commit), facts
-        return model_download.fetch(needed), None
 
 
 @dataclass(frozen=True)
@@ -231,31 +193,16 @@ class PlannedOutput(SpannedNodes):
         """The machines, or None for this one alone.
 
         Raises:
-            typer.BadParameter: an address is none that other machines can reach, or occurs twice; there is not one interface
-                for all or for each; a name is none of an RDMA device; or they meet on the server's ``port``.
+            typer.BadParameter, InvalidOption: see :func:`sm120kit.serving.nodes.spanned`.
         """
         if not self.nodes:
             for named, value in (("--interface", self.interface), ("--rdma", self.rdma)):
                 if value:
                     raise typer.BadParameter(f"{named} requires --nodes", param_hint=named)
             return (None,)
-        addresses = tuple(map(_node_address, self.nodes.split(",")))
-        if len(addresses) == 1:
-            raise typer.BadParameter("name all machines, this one too", param_hint="--nodes")
-        if duplicates := sorted({address for address in addresses if addresses.count(address) > 1}):
-            raise typer.BadParameter(f"{', '.join(duplicates)} occurs twice", param_hint="--nodes")
-        names = self.interface.split(",")
-        _require_names(names, r"[A-Za-z0-9_.@-]{1,15}", "--interface", "a network interface; `ip -brief address` lists them")
-        if len(names) not in (1, len(addresses)):
-            raise typer.BadParameter(f"{len(names)} interfaces for {len(addresses)} machines", param_hint="--interface")
-        devices = tuple(self.rdma.split(",")) if self.rdma else ()
-        _require_names(devices, r"[A-Za-z0-9_.-]+(:[0-9]+)?", "--rdma", "an RDMA device, such as rocep1s0f1; see `rdma link`")
         if self.compose not in ("", "-") and Path(self.compose).is_file():
             raise typer.BadParameter(f"{self.compose} is a file; with --nodes, name a directory", param_hint="--compose")
-        if port == MASTER_PORT:
-            raise typer.BadParameter(f"the machines meet on port {port}; choose another for the server", param_hint="--port")
-        names *= len(addresses) // len(names)
-        return tuple(Node(rank, addresses, name, devices) for rank, name in enumerate(names))
+        return nodes.spanned(self.nodes, self.interface, self.rdma, port)
 
     def or_unnamed(self, machines: tuple[Node | None, ...], needed: int) -> tuple[Node | None, ...]:
         """The machines; if none are named, for commands that are only printed ``needed`` ones with addresses of examples."""
@@ -291,42 +238,8 @@ class PlannedOutput(SpannedNodes):
         console.info("unverified on SM120")
 
 
-def _require_names(names: Sequence[str], pattern: str, option: str, what: str) -> None:
-    for name in names:
-        if not re.fullmatch(pattern, name):
-            raise typer.BadParameter(f"{name!r} is not {what}", param_hint=option)
-
-
 def _docker_line(prepared: PreparedLaunch) -> str:
     return shlex.join(serving.docker_run(prepared.service))
-
-
-def _address(text: str, option: str) -> IPv4Address | IPv6Address:
-    """The IP address that an option has.
-
-    Raises:
-        typer.BadParameter: it is not one, or has a zone (``%eth0``), which Docker's ``--publish`` and the engines do not take.
-    """
-    try:
-        address = ip_address(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not an IP address", param_hint=option) from error
-    if "%" in text:
-        raise typer.BadParameter(f"{text!r} has a zone; name an address without one", param_hint=option)
-    return address
-
-
-def _node_address(text: str) -> str:
-    """An IP address as other machines reach it.
-
-    Raises:
-        typer.BadParameter: it is not one.
-    """
-    address = _address(text.strip(), "--nodes")
-    within_link = address.version == 6 and address.is_link_local  # useless without a zone
-    if address.is_loopback or address.is_unspecified or address.is_multicast or address.is_reserved or within_link:
-        raise typer.BadParameter(f"other machines cannot reach {address}", param_hint="--nodes")
-    return str(address)
 
 
 def serve_(
@@ -369,19 +282,18 @@ def serve_(
     location = replace(location, node=machines[0], elsewhere=bool(planned) and (served.elsewhere or location.elsewhere))
     image = server.image
     if server.patch:
-        image = build_patched(configuration.engine, server.patch, sources.run_options())
+        with watcher() as watch:
+            image = patched_image(configuration.engine, server.patch, sources.run_options(), watch)
     first = resolve(configuration, image, images.source(), location, workspace, root=root, planned=bool(planned))
     every = [first, *(on_node(first, node) for node in machines[1:])]
     if not planned:
         launch.require_daemon(first, workspace)
         if len(machines) > 1:
             launch.require_machines(first, drop_caches=server.drop_caches)
-    folder, facts = model.folder(
-        served,
-        lambda facts: serving.check_fit(configuration, facts, first.gpus),
-        planned=bool(planned),
-        offline=sources.offline,
-    )
+    folder, facts = model.model, None
+    if folder is None:
+        fits = functools.partial(serving.check_fit, configuration, gpus=first.gpus)
+        folder, facts = model_folder(served, model.revision, fits, planned=bool(planned), offline=sources.offline)
     launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)

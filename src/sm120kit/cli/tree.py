@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from sm120kit.cli import config_file, help_text, plugins
 from sm120kit.cli.options import COMMON, SHARED, common_help, expand_groups, split_common
 from sm120kit.core import console
-from sm120kit.core.errors import BadInput
+from sm120kit.core.errors import BadInput, InvalidOption
 from sm120kit.core.report_page import Page
 
 PREFIX = "SM120KIT"
@@ -92,14 +92,15 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; with ``--html`` what it prints is also a section of that page, whatever ends it."""
         path = ctx.params.get("html")
-        if path is None:
-            return super().invoke(ctx)
-        page = console.page = Page(path)
+        page = console.page = Page(path) if path else None
         try:
             return super().invoke(ctx)
+        except InvalidOption as error:
+            raise typer.BadParameter(str(error), ctx=ctx, param_hint=error.option) from error
         finally:
             console.page = None
-            page.write(console.printable(" ".join((*self.path, *_words(ctx)))))
+            if page and page.write(console.printable(" ".join((*self.path, *_words(ctx))))):
+                console.info(f"written: {path}")
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+from sm120kit import serving
 from sm120kit.cli.options import ConfigName, Html, ImageIndex, Json, Sources, option
-from sm120kit.cli.serve import Image, free_port
+from sm120kit.cli.serve import Image
 from sm120kit.core import console
 from sm120kit.recipes import arguments, configurations
 from sm120kit.serving import allreduce, launch, model_download
@@ -33,7 +34,7 @@ def tune(
     configuration = configurations.load(config, arguments.problems)
     allreduce.require_several(configuration)
     workspace = sources.workspace()
-    resolved = resolve(configuration, image, images.source(), ServerLocation(free_port()), workspace)
+    resolved = resolve(configuration, image, images.source(), ServerLocation(serving.free_port()), workspace)
     launch.require_daemon(resolved, workspace)
     if model is None:
         needed = model_download.plan(configuration, "", offline=False)

@@ -9,12 +9,12 @@ from typing import Annotated
 
 from sm120kit import bench, kld, probes
 from sm120kit.bench import MeasuredServer
-from sm120kit.cli.options import Html, Json, Overwrite, ServerAccess, argument, key_of, option
+from sm120kit.cli.options import Html, Json, Overwrite, ServerAccess, argument, option
 from sm120kit.core import console
 from sm120kit.core.disk import require_new, require_writable
 from sm120kit.core.errors import CheckFailed, ServerFailed
 from sm120kit.core.record_files import write_record
-from sm120kit.core.urls import Endpoint, is_url
+from sm120kit.core.urls import Endpoint, is_url, read_key
 from sm120kit.kld import SavedReference
 from sm120kit.probes import ServerProbe, ServerVerification, VerifiedServer
 
@@ -48,7 +48,7 @@ class ProbedServer(ServerAccess):
         if not is_url(self.reference):
             return kld.SavedReference(Path(self.reference))
         url, _, model = self.reference.partition("#")
-        endpoint = Endpoint.parse(url, key_of(self.reference_api_key))
+        endpoint = Endpoint.parse(url, read_key(self.reference_api_key))
         return endpoint, bench.choose_model(endpoint, model or None)
 
 

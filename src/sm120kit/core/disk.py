@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sm120kit.core._users import user_label
-from sm120kit.core.errors import ResourceUnavailable, SystemRefused
+from sm120kit.core.errors import BadInput, ResourceUnavailable, Sm120kitError, SystemRefused
 
 UNWRITABLE_HINT = "choose a writable directory: --state or SM120KIT_STATE, or the option for the output"
 
@@ -133,3 +133,35 @@ def size(bytes_: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.0f} {unit}" if unit in ("B", "kB") or value >= 99.95 else f"{value:.1f} {unit}"
+
+
+def unexpected(failure: OSError | UnicodeError | RecursionError, trace: str) -> Sm120kitError:
+    """The error for a failure of the system or of Python that no code has handled; ``trace`` is how to see where."""
+    if isinstance(failure, RecursionError):
+        return BadInput("input is nested too deeply", trace)
+    if isinstance(failure, UnicodeError):
+        return BadInput(
+            f"text cannot be converted: {failure}", f"use a UTF-8 locale (LC_ALL=C.UTF-8) and UTF-8 file names; {trace}"
+        )
+    reason = failure.strerror or str(failure) or type(failure).__name__
+    files = ", ".join(_name(path) for path in (failure.filename, failure.filename2) if path is not None)
+    message = f"{files}: {reason}" if files else reason
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and (full := disk_error(failure, Path(files or "."))):
+        return full
+    if isinstance(failure, FileNotFoundError) and not files and not _has_current_directory():
+        return SystemRefused("the current directory no longer exists", "change to another directory")
+    if isinstance(failure, PermissionError):
+        return SystemRefused(message, f"check its owner and permissions; {trace}")
+    return SystemRefused(message, trace)
+
+
+def _name(path: str | bytes | int) -> str:
+    return f"file descriptor {path}" if isinstance(path, int) else os.fsdecode(path)
+
+
+def _has_current_directory() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True

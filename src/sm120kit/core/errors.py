@@ -183,3 +183,11 @@ def did_you_mean(word: object, known: Iterable[object]) -> str:
     """The suffix ``; did you mean 'NAME'?`` with the most similar known name; empty if none is similar."""
     near = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+class InvalidOption(ValueError):
+    """The value of a command's option is malformed, or contradicts another; commands report it as wrong usage."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(reason)
+        self.option = option

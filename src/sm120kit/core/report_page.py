@@ -67,10 +67,10 @@ class Page:
         """Add a chart: the SVG element of a trusted program."""
         self.parts.append(f"<h3>{html.escape(title)}</h3>\n<div>{svg}</div>")
 
-    def write(self, title: str) -> None:
-        """Write the page: a section of the same title is replaced, others stay. Without parts nothing is written."""
+    def write(self, title: str) -> bool:
+        """Write the page, if it has parts, and return whether it has: a section of the same title is replaced, others stay."""
         if not self.parts:
-            return
+            return False
         heading = html.escape(title)
         written = f"<p><small>{datetime.now(UTC):%Y-%m-%d %H:%M} UTC</small></p>"
         section = "\n".join((f"<section>\n<h2>{heading}</h2>", written, *self.parts, "</section>\n"))
@@ -78,6 +78,7 @@ class Page:
         head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
         start = f'{_MARK}<html lang="en"><head>{head}<title>sm120kit report</title></head>\n<body><h1>sm120kit report</h1>\n'
         write_atomic(self.path, f"{start}{''.join(sections.values())}</body></html>\n".encode())
+        return True
 
     def _read(self) -> dict[str, str]:
         """The sections of the file by heading; none if it does not exist."""

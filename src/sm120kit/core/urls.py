@@ -6,12 +6,14 @@ import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sm120kit.core.errors import BadInput
+from sm120kit.core.errors import BadInput, InvalidOption
+from sm120kit.core.outside import read_input_text
 from sm120kit.core.secrets import REDACTED, SHORTEST, masked, redacted, register, register_header, register_url
 
-__all__ = ["REDACTED", "Endpoint", "is_url", "redacted"]
+__all__ = ["REDACTED", "Endpoint", "is_url", "read_header", "read_key", "redacted"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,36 @@ def is_url(text: str) -> bool:
 
 
 _FORM = "the root of a server looks like http://127.0.0.1:8000"
+
+
+def read_header(text: str) -> tuple[str, str]:
+    """Name and value of a header, from the file in ``@FILE``."""
+    text = _content(text, "--header")
+    name, _, value = text.partition(":")
+    name, value = name.strip(), value.strip()
+    if not (name and value and text.isascii() and text.isprintable()) or set(name) & set(' "(),/:;<=>?@[\\]{}'):
+        raise InvalidOption("--header", "a header is NAME:VALUE in printable ASCII characters")
+    return name, value
+
+
+def read_key(text: str) -> str:
+    """The key, or the content of the file in ``@FILE``."""
+    text = _content(text, "--api-key")
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        raise InvalidOption("--api-key", "a key consists of printable ASCII characters without spaces")
+    register(text)
+    return text
+
+
+def _content(text: str, option: str) -> str:
+    """A value, or the content of the file in ``@FILE``."""
+    if not text.startswith("@"):
+        return text
+    try:
+        content = read_input_text(Path(text[1:]).expanduser()).strip()
+    except (OSError, UnicodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else "") or "not a text file"
+        raise InvalidOption(option, f"cannot read {text[1:]}: {reason}") from error
+    if not content:
+        raise InvalidOption(option, "the file is empty")
+    return content

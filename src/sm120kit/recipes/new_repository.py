@@ -52,6 +52,8 @@ def make(directory: Path) -> Path:
         existing = next(above for above in (directory, *directory.parents) if above.exists())
         if not existing.is_dir():
             raise SystemRefused(f"{existing} is a file", "name a new or empty directory")
+        if not os.access(existing, os.W_OK):
+            raise SystemRefused(f"{existing} cannot be written to", "name a directory elsewhere: sm120kit init DIR")
         if directory.exists() and any(directory.iterdir()):
             raise AlreadyExists(f"{directory} is not empty", "name a new or empty directory")
     if process.find_program("git") is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sm120kit.serving._container import Placement, Service, api_key, make_service, risks
 from sm120kit.serving._render import compose, docker_run
-from sm120kit.serving._supervise import Ending, Outcome, Run, ServerProcess, port_is_free, serve
+from sm120kit.serving._supervise import Ending, Outcome, Run, ServerProcess, free_port, port_is_free, serve
 from sm120kit.serving.fit import Device, Fit, check_fit, choose_gpus, require_architecture, require_image, select_gpus
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "choose_gpus",
     "compose",
     "docker_run",
+    "free_port",
     "make_service",
     "port_is_free",
     "require_architecture",

@@ -130,6 +130,13 @@ def _ending_after(work: Callable[[], None], has_exited: Callable[[], bool]) -> E
     return Ending.DIED if has_exited() else Ending.STOPPED
 
 
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def port_is_free(port: int, listen: str = "127.0.0.1") -> bool:
     """Whether no process listens on a port of an address of this host.
 

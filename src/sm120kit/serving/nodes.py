@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from sm120kit.core.errors import BadInput
+from sm120kit.core.errors import BadInput, InvalidOption
 from sm120kit.engines import Node, parser
+from sm120kit.engines.engine import MASTER_PORT
 from sm120kit.recipes import EngineRecipe, bases
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving._container import Service
@@ -80,3 +84,60 @@ def _title(service: Service) -> str:
     assert node is not None
     serves = f"serves {service.url}" if node.rank == 0 else f"works for {node.addresses[0]}"
     return f"# node {node.rank} of {len(node.addresses)}: {node.address}, {serves}"
+
+
+def spanned(addresses: str, interface: str, rdma: str, port: int) -> tuple[Node, ...]:
+    """The machines that a server at ``port`` spans, of lists separated by commas: addresses, interfaces and RDMA devices.
+
+    Raises:
+        InvalidOption: an address is none that other machines can reach, or occurs twice; there is not one interface for all or
+            for each; a name is none of an RDMA device; or they meet on the server's ``port``.
+    """
+    machines = tuple(map(_node_address, addresses.split(",")))
+    if len(machines) == 1:
+        raise InvalidOption("--nodes", "name all machines, this one too")
+    if duplicates := sorted({machine for machine in machines if machines.count(machine) > 1}):
+        raise InvalidOption("--nodes", f"{', '.join(duplicates)} occurs twice")
+    names, devices = interface.split(","), tuple(rdma.split(",")) if rdma else ()
+    _require_names(names, r"[A-Za-z0-9_.@-]{1,15}", "--interface", "a network interface; `ip -brief address` lists them")
+    if len(names) not in (1, len(machines)):
+        raise InvalidOption("--interface", f"{len(names)} interfaces for {len(machines)} machines")
+    _require_names(devices, r"[A-Za-z0-9_.-]+(:[0-9]+)?", "--rdma", "an RDMA device, such as rocep1s0f1; see `rdma link`")
+    if port == MASTER_PORT:
+        raise InvalidOption("--port", f"the machines meet on port {port}; choose another for the server")
+    names *= len(machines) // len(names)
+    return tuple(Node(rank, machines, name, devices) for rank, name in enumerate(names))
+
+
+def _require_names(names: Sequence[str], pattern: str, option: str, what: str) -> None:
+    for name in names:
+        if not re.fullmatch(pattern, name):
+            raise InvalidOption(option, f"{name!r} is not {what}")
+
+
+def address(text: str, option: str) -> IPv4Address | IPv6Address:
+    """The IP address that an option has.
+
+    Raises:
+        InvalidOption: it is not one, or has a zone (``%eth0``), which Docker's ``--publish`` and the engines do not take.
+    """
+    try:
+        found = ip_address(text)
+    except ValueError as error:
+        raise InvalidOption(option, f"{text!r} is not an IP address") from error
+    if "%" in text:
+        raise InvalidOption(option, f"{text!r} has a zone; name an address without one")
+    return found
+
+
+def _node_address(text: str) -> str:
+    """An IP address as other machines reach it.
+
+    Raises:
+        InvalidOption: it is not one.
+    """
+    reached = address(text.strip(), "--nodes")
+    within_link = reached.version == 6 and reached.is_link_local  # useless without a zone
+    if reached.is_loopback or reached.is_unspecified or reached.is_multicast or reached.is_reserved or within_link:
+        raise InvalidOption("--nodes", f"other machines cannot reach {reached}")
+    return str(reached)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, HubUnreachable, OfflineMiss, ResourceUnavailable
 from sm120kit.engines import all_engines
 from sm120kit.hosts.facts import probe
@@ -246,3 +248,33 @@ def with_sizes(served: ModelToServe, revision: str, *, offline: bool, planned: b
         if facts is None:
             raise
         return replace(served, facts=facts, unreached=error.message)
+
+
+def model_folder(
+    served: ModelToServe, revision: str, check: Callable[[Checkpoint], object], *, planned: bool, offline: bool
+) -> tuple[Path, Checkpoint | None]:
+    """The folder of a model, downloaded unless the launch is only planned; then what the Hub has on the model.
+
+    ``check`` is called with this before the download. Without the Hub, the sizes in recipes do for a plan.
+
+    Raises:
+        Sm120kitError: see :func:`sm120kit.serving.model_download.plan` and :func:`sm120kit.serving.model_download.preview`.
+    """
+    if served.folder:
+        return served.folder, None
+    found = with_sizes(served, revision, offline=offline, planned=planned)
+    if found.unreached:
+        reporting.info(f"model    {found.configuration.model.repository} by its sizes in recipes/: {found.unreached}")
+        assert found.facts is not None
+        check(found.facts)
+        return model_download.cache_folder(found.configuration.model.repository, found.revision), found.facts
+    needed = found.download
+    assert needed is not None
+    reporting.info(f"model    {needed.repository} at {needed.commit}; {needed.missing_bytes / 1e9:.1f} GB to download")
+    if not needed.missing_bytes:
+        return model_download.fetch(needed), None
+    facts = found.facts or model_download.preview(needed)
+    check(facts)
+    if planned:
+        return model_download.cache_folder(needed.repository, needed.commit), facts
+    return model_download.fetch(needed), None

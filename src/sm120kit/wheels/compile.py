@@ -44,6 +44,26 @@ class Progress:
     running: tuple[RunningUnit, ...]
     units: tuple[Unit, ...]
 
+    def seconds_left(self, running: Mapping[str, float]) -> float:
+        """Time left at the present parallelism: the estimates of the remaining units at the pace of this machine.
+
+        The pace is that of the finished units, and of running ones that take longer than it predicts. ``running`` has the
+        seconds that each running unit has taken already.
+        """
+        estimates = {unit.output: unit.estimate_seconds for unit in self.units}
+        done = {event.output: event.seconds for event in self.finished if event.output in estimates}
+        pace = _pace(done, estimates)
+        overdue = {output: seconds for output, seconds in running.items() if seconds > estimates.get(output, seconds) * pace}
+        pace = _pace(done | overdue, estimates)
+        left = (max(estimates[output] * pace - running.get(output, 0.0), 0.0) for output in estimates if output not in done)
+        return sum(left) / max(1, len(self.running))
+
+
+def _pace(seconds: Mapping[str, float], estimates: Mapping[str, float]) -> float:
+    """How many times their estimates units took; 1 without units."""
+    expected = sum(estimates[output] for output in seconds)
+    return sum(seconds.values()) / expected if expected else 1.0
+
 
 @dataclass(frozen=True)
 class CompileSettings:

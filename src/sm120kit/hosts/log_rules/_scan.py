@@ -93,7 +93,7 @@ class _LogScan:
         versions = Versions(self._versions, frozenset(self._engines))
         matches = self._matches(versions, ended, now)
         kinds = {match.kind for match in matches}
-        if Kind.FAILURE in kinds:
+        if kinds & {Kind.FAILURE, Kind.GENERAL}:
             matches = [match for match in matches if match.kind is not Kind.HANG]
         if not kinds <= {Kind.SLOW, Kind.HARMLESS}:
             matches = [match for match in matches if match.kind is not Kind.HARMLESS]
