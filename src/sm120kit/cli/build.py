@@ -45,14 +45,14 @@ class KernelOptions:
         ),
     ] = None
 
-    def request(self, *, from_source: bool = False, stage: str = "pack") -> BuildRequest:
+    def request(self, *, from_source: bool = False, stage: Stage = Stage.PACK) -> BuildRequest:
         """The request of a build with these kernels.
 
         Raises:
-            NotFound: an arch or the stage does not exist.
+            NotFound: an arch does not exist.
         """
         archs = tuple(parse_arch(text) for text in self.arch or ())
-        return BuildRequest(archs, self.kernels, from_source, Stage.named(stage))
+        return BuildRequest(archs, self.kernels, from_source, stage)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class BuildOptions:
     from_source: Annotated[
         bool, option("--from-source", "For an engine: also compile the modules that its recipe lists, see docs/build.md.")
     ] = False
-    to: Annotated[str | None, option("--to STAGE", "Stop after fetch, patch, plan or pack (the wheel).")] = None
+    to: Annotated[Stage | None, option("--to STAGE", "Stop after fetch, patch, plan or pack (the wheel).")] = None
     dry_run: Annotated[bool, option("--dry-run", "Print the plan and compile nothing.")] = False
     output: Annotated[Path, option("--output -o DIR", "Directory for the wheel.")] = Path("wheelhouse")
     json: Annotated[bool, option("--json", "Print the records as JSON.")] = False
@@ -91,7 +91,7 @@ def build(
     The source is fetched, patched, compiled for SM12x and checked. An image is tagged only if it passes its checks. Needs no
     GPU.
     """
-    request = kernels.request(from_source=steps.from_source, stage="plan" if steps.dry_run else steps.to or "pack")
+    request = kernels.request(from_source=steps.from_source, stage=Stage.PLAN if steps.dry_run else steps.to or Stage.PACK)
     options = cache.used_by(sources.run_options(limits))
     target, local = resolve(engine, options), read_local(steps.patch or (), options.origin)
     target = with_local(target, local) if local else target

@@ -37,7 +37,7 @@ from sm120kit.core.urls import Endpoint, read_key
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines.engine import Node
 from sm120kit.hosts.doctor import Impact
-from sm120kit.images.patched_image import patched_image
+from sm120kit.images.delivery import patched_image
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import answer as answers
 from sm120kit.serving import launch, nodes, unified_memory

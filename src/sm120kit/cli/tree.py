@@ -132,7 +132,7 @@ def _explain(error: Any, ctx: Any, path: tuple[str, ...]) -> None:
     """
     details = getattr(error.__cause__, "errors", None)  # of pydantic, which typer does not quote
     if details:
-        error.message = f"{details()[0]['input']!r}: {error.message}"
+        error.message = f"{details()[0]['input']!r}: {error.message.removeprefix('Value error, ')}"
     option = error.param
     source = ctx.get_parameter_source(option.name) if option is not None and option.name else None
     if source is not None and source.name == "ENVIRONMENT":

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sm120kit import recipes, sources
 from sm120kit.core.disk import require_disk
-from sm120kit.core.errors import NotFound, RequirementMissing
-from sm120kit.images import _assembly, _base
+from sm120kit.core.errors import CheckFailed, NotFound, RequirementMissing
+from sm120kit.images import _assembly, _base, checks
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images.image_records import Image, ImageContext
 from sm120kit.images.local_images import LocalImages
+from sm120kit.patches.local import read_local
 from sm120kit.recipes import arguments, bases
 from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.cross_tools import cross_tools
 from sm120kit.recipes.recipe_records import Closure
+from sm120kit.recipes.target import resolve, with_local
 from sm120kit.sources.run_options import Options
+from sm120kit.wheels import image_wheels
+from sm120kit.wheels.build_records import BuildRequest
+from sm120kit.wheels.compile import Progress
 from sm120kit.wheels.image_wheels import EngineBuild
 
 _UNPACKED_RATIO = 2.3
@@ -146,3 +153,22 @@ def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
     layout = LocalImages(workspace).layout
     image, ran = _assembly.assemble(context, (described[0], described[1]), image_base, files, layout, workspace, official)
     return ImageBuild(context, image, ran)
+
+
+def patched_image(recipe: str, patches: Sequence[Path], options: Options, watch: Callable[[Progress], None]) -> str:
+    """Build and check the image of an engine with local patches, as `build ENGINE --patch` does, and return its name.
+
+    Raises:
+        CheckFailed: a check of the image failed.
+        Sm120kitError: see the stages.
+    """
+    local = read_local(patches, options.origin)
+    target = with_local(resolve(recipe, options), local).engine
+    assert target is not None
+    base = prepare("", target.recipe, target.closure, options)
+    image = engine_image(image_wheels.build(target, BuildRequest(), watch), base, options).image
+    report = checks.verify_once(image, options.workspace)
+    if report.verified is None:
+        failed = [f"{check.suite}/{check.name}: {check.detail}" for check in report.checks if check.verdict == "failed"]
+        raise CheckFailed("\n  ".join(["the image with these patches failed checks:", *failed]), "correct the patch")
+    return report.verified.reference

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
-from sm120kit.core.errors import NotFound
 from sm120kit.core.records import Arch, LeftOut, Toolchain
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes.schema import FlashInferRecipe
@@ -24,18 +23,6 @@ class Stage(StrEnum):
     PATCH = "patch"
     PLAN = "plan"
     PACK = "pack"
-
-    @classmethod
-    def named(cls, text: str) -> Stage:
-        """The stage of that name.
-
-        Raises:
-            NotFound: there is none.
-        """
-        try:
-            return cls(text)
-        except ValueError:
-            raise NotFound(f"unknown stage {text!r}", f"stages: {', '.join(cls)}") from None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import typer
 from sm120kit.cli.build import KernelOptions
 from sm120kit.cli.options import Json, Limits, Overwrite, Sources
 from sm120kit.core import console
+from sm120kit.wheels.build_records import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +102,7 @@ def verify_ptx(
             require_new(path, option, output.overwrite)
     if recipe is not None:
         _verify_build(
-            recipe, kernels.request(stage="plan"), selection.only, output.capture, sources.run_options(limits), as_json
+            recipe, kernels.request(stage=Stage.PLAN), selection.only, output.capture, sources.run_options(limits), as_json
         )
         return
     cache = sources.run_options(limits).workspace.cache

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from sm120kit.hosts.log_rules._index import names
-from sm120kit.hosts.log_rules._lines import ENGINES, lower, shown
+from sm120kit.hosts.log_rules._lines import ENGINES, shown
 from sm120kit.hosts.log_rules._rule import Kind, Remedy, Rule
 
 RENAMED: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("renamed_options.toml").read_text("utf-8"))
@@ -34,11 +34,6 @@ class LineGroup:
     last: int = 0
     last_line: str = ""
 
-    @property
-    def failed(self) -> bool:
-        """Whether the line looks like a failure, whatever the rules' conditions say."""
-        return self.rules[0].kind is not Kind.HANG and not lower(self.line)
-
 
 @dataclass(frozen=True)
 class RuleMatch:
@@ -54,11 +49,6 @@ class RuleMatch:
     cause: str
     fixes: tuple[str, ...]
     kind: Kind
-
-    def after(self, number: int) -> RuleMatch:
-        """This match as the consequence of the error in line ``number``."""
-        cause = f"The error in line {number} is before it; this is its consequence."
-        return replace(self, kind=Kind.CONSEQUENCE, cause=cause, fixes=())
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from typing import Any
 
 from sm120kit.hosts.log_rules._lines import QUOTES
 
-RULES = Path(__file__).with_name("rules")
-
 
 class Kind(StrEnum):
     """What a matched line means. The order is that of findings."""
@@ -88,7 +86,9 @@ class Rule:
 @cache
 def rules() -> tuple[Rule, ...]:
     """The rules, most specific first."""
-    tables = [table for path in RULES.glob("*.toml") for table in tomllib.loads(path.read_text("utf-8"))["rule"]]
+    tables = [
+        table for path in Path(__file__).parent.glob("rules/*.toml") for table in tomllib.loads(path.read_text("utf-8"))["rule"]
+    ]
     return tuple(sorted(map(_rule, tables), key=lambda rule: (rule.specificity, rule.id)))
 
 

@@ -110,8 +110,9 @@ class _LogScan:
     def _unexplained(self, explained: set[int]) -> tuple[Candidate, ...]:
         """The lines that may matter: errors, and lines of rules whose conditions do not hold; without them, doubtful lines."""
         lines = [line for name in ("raised", "error", "key") for line in self._kept[name].values()]
-        left = [group for group in self._groups.values() if group.number not in explained and group.failed]
-        lines += [Candidate(group.number, shown(group.line)) for group in left]
+        for group in self._groups.values():
+            if not (group.number in explained or group.rules[0].kind is Kind.HANG or _lines.lower(group.line)):
+                lines.append(Candidate(group.number, shown(group.line)))
         found = lines or self._kept["doubtful"].values() or self._kept["lower"].values()
         return tuple(sorted(found, key=lambda line: line.number))
 
@@ -128,7 +129,13 @@ class _LogScan:
                     break
         failures = [match for match in matches.values() if match.kind in (Kind.FAILURE, Kind.GENERAL) and not match.rule.late]
         earliest = min(filter(None, (self._first_error, *(match.number for match in failures))), default=self._number)
-        return [match.after(earliest) if match.rule.late and match.number > earliest else match for match in matches.values()]
+        cause = f"The error in line {earliest} is before it; this is its consequence."
+        return [
+            replace(match, kind=Kind.CONSEQUENCE, cause=cause, fixes=())
+            if match.rule.late and match.number > earliest
+            else match
+            for match in matches.values()
+        ]
 
     def match(self, lines: Sequence[str]) -> None:
         """Match lines."""
