@@ -22,7 +22,6 @@ UNKNOWN = {
     "global_attn_every_n_layers": ["AfmoeForCausalLM"],
     "layer_group_size": ["BailingMoeV3VLForConditionalGeneration"],
     "Glm5NextForCausalLM": ["GLM-5.3-Flash"],
-    "num_key_value_heads": ["Gemma 3 4B"],
     "head_dim": [
         "Glm4MoeForCausalLM",
         "Glm4vMoeForConditionalGeneration",
