@@ -62,13 +62,17 @@ class Sglang(Engine):
             yield from (f"--speculative-{name}", str(number))
 
     def speculation(self, options: Mapping[str, str]) -> tuple[str, int, bool] | None:
-        """``--speculative-algorithm``, which without a draft model uses the checkpoint's own layers, or n-grams."""
+        """``--speculative-algorithm``, which without a draft model uses the checkpoint's own layers, or n-grams.
+
+        A chain has a token for each step; a tree or a block has the verified one among its draft tokens.
+        """
         method = (options.get("--speculative-algorithm") or options.get("--speculative-algo") or "").lower()
-        count = self.integer(options.get("--speculative-num-draft-tokens") or "") or self.integer(
-            options.get("--speculative-num-steps") or ""
+        steps, branches, tokens = (
+            self.integer(options.get(f"--speculative-{name}") or "") for name in ("num-steps", "eagle-topk", "num-draft-tokens")
         )
+        count = steps if steps and branches in (None, 1) else (tokens or 2) - 1
         draft = options.keys() & {"--speculative-draft-model-path", "--speculative-draft-model"}
-        return (method, count or 1, method in ("nextn", "eagle") and not draft) if method else None
+        return (method, max(count, 1), method in ("nextn", "eagle") and not draft) if method else None
 
     def model_names(self, package: Path) -> dict[str, list[str]]:
         """Source: ``EntryClass`` of srt/models, srt/configs/model_config.py (0.5.23). Parsers are choices of its options."""
