@@ -27,17 +27,23 @@ from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.append(str(Path(__file__).parent))  # last: images have a module backends, too
 
 import parser_options
+import repositories
 
 from sm120kit import recipes
 from sm120kit.bench.ablation import configured
 from sm120kit.core.workspace import Workspace
+from sm120kit.engines import parser
 from sm120kit.images import backends, checks
 from sm120kit.kernels import driver_stub
-from sm120kit.recipes import ablations, configurations, drafters
+from sm120kit.recipes import ablations, arguments, configurations, drafters
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.load import read_entries
+from sm120kit.serving import flight_plan
+from sm120kit.serving.checkpoint import described
+from sm120kit.serving.derived_configuration import DRAFT_TOKENS, PLANNED_GPUS
 from sm120kit.sources import resolver, wheelhouse
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
@@ -139,9 +145,58 @@ def write_selection(name: str, python: Path, scratch: Path, wheel: LockedWheel) 
     for key, option in tried:
         entries[key].setdefault("with", {})[option] = answers[f"{key} with {option}"]["refusal"]
     head = {"format": FORMAT, "recipe": name, "wheel": {"filename": wheel.filename, "sha256": wheel.sha256}}
-    backends.record_path(name).write_text(record_text(head, entries))
+    backends.record_path(name).write_text(record_text(head, entries, select_for_models(engine, python, scratch)))
     for key, value in entries.items():
         print(f"{name}: {key}: {value['refusal'] or value['not_validated'] or 'accepted'}")
+
+
+def select_for_models(engine: recipes.EngineRecipe, python: Path, scratch: Path) -> dict[str, Any]:
+    """What an engine selects for models without a configuration, each with what it selects by."""
+    cases = model_cases(engine)
+    given = {name: case for name, (_, case) in cases.items()}
+    answers = probe(python, variables(engine, python, scratch), engine.engine, given)
+    return {
+        name: {"signature": cases[name][0], "refusal": answer["refusal"], "selected": answer["selected"]}
+        for name, answer in answers.items()
+    }
+
+
+def model_cases(engine: recipes.EngineRecipe) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """The signature and the case of the program for each model of an engine, each type of the KV cache, and drafts."""
+    record, found = parser.load(engine.name), dict[str, tuple[dict[str, Any], dict[str, Any]]]()
+    assert record
+    hardware = PLANNED_GPUS["dgx-spark" if engine.machine == "aarch64" else "rtx-pro-6000"]
+    served = engine.served_by
+    for name, config, requantized in repositories.cases():
+        facts = described(config, name, 0)
+        drafts = served.mtp_arguments(DRAFT_TOKENS) if facts.mtp_layers else ()
+        usable = drafts and {facts.model_type, *facts.architectures} & {*record.models["mtp"]}
+        fp8 = () if requantized else (served.options["kv_type"][0], served.fp8_cache)
+        for options in dict.fromkeys(((), fp8, drafts if usable else ())):
+            repository = name.partition(" ")[0]
+            data = {"engine": engine.name, "arguments": [*options], "model": {"repository": repository}}
+            made = configurations.completed(data | {"hardware": hardware.model_dump()}, "model")
+            configuration = configurations.Configuration.model_validate(made)
+            signature = flight_plan.signature(configuration, facts)
+            known = signature in [each for each, _ in found.values()]
+            if signature and not known and {*facts.architectures} & {*record.models["architectures"]}:
+                found[" ".join((name, *options))] = (
+                    signature,
+                    {
+                        "argv": list(arguments.serve_arguments(configuration)),
+                        "environment": {},
+                        "gpu": backends.gpu(configuration),
+                        "model": {"repository": repository, "config": config},
+                    },
+                )
+    return found
+
+
+def probe(python: Path, env: dict[str, str], name: str, cases: dict[str, Any]) -> dict[str, Any]:
+    """The answers of ``plans_probe.py`` in an environment."""
+    argv = [python, HERE / "plans_probe.py", SUITES, name]
+    done = subprocess.run(argv, input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout))
 
 
 def with_options(configuration: configurations.Configuration) -> Iterator[tuple[ablations.Ablation, dict[str, Any]]]:
@@ -201,14 +256,15 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
-def record_text(head: dict[str, Any], entries: dict[str, Any]) -> str:
-    """The text of a record: each part of an entry on its own line."""
+def record_text(head: dict[str, Any], entries: dict[str, Any], models: dict[str, Any]) -> str:
+    """The text of a record: each part of an entry on its own line, and each model on one."""
     blocks = []
     for name, entry in sorted(entries.items()):
         rows = ",\n".join(f"    {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in sorted(entry.items()))
         blocks.append(f"  {json.dumps(name)}: {{\n{rows}\n  }}")
     top = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
-    return f'{{\n{top}"configurations": {{\n' + ",\n".join(blocks) + "\n}\n}\n"
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in sorted(models.items()))
+    return f'{{\n{top}"configurations": {{\n' + ",\n".join(blocks) + f'\n}},\n"models": {{\n{lines}\n}}\n}}\n'
 
 
 def entries() -> dict[str, tuple[str, dict[str, Any]]]:

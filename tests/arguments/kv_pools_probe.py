@@ -49,7 +49,8 @@ def pool(case: dict[str, Any]) -> dict[str, Any]:
         path = str(select_backends.write_model({"repository": "a/b", "config": case["config"]}, Path(directory)))
         parser = argparse.ArgumentParser()
         ServerArgs.add_cli_args(parser)
-        server = ServerArgs.from_cli_args(parser.parse_args(["--model-path", path, *ARGUMENTS, *case["argv"]]))
+        whole = case["argv"] if "/model" in case["argv"] else ["--model-path", "/model", *ARGUMENTS, *case["argv"]]
+        server = ServerArgs.from_cli_args(parser.parse_args([path if word == "/model" else word for word in whole]))
         server.resolve_once()
         model = ModelConfig.from_server_args(server)
         runtime_context.publish(server, role="scheduler")

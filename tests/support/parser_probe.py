@@ -15,7 +15,7 @@ import io
 import json
 import sys
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -69,38 +69,106 @@ def dataclass_of(kind: Any) -> type | None:
     return next((each for each in classes if isinstance(each, type)), None)
 
 
-def keys_of(dataclass: Any) -> dict[str, list[str]]:
-    """The keys of a JSON object, with the types in JSON or, after "=", the values that pydantic takes; none if not known."""
+def keys_of(dataclass: Any) -> dict[str, Any]:
+    """The keys of a JSON object, each with the JSON schema of its values; none if that is not known.
+
+    A validator of the engine before pydantic's converts some. If samples of all types are accepted as without it, it counts for
+    nothing; else the types of which all samples are refused are left out.
+    """
     decorators = getattr(dataclass, "__pydantic_decorators__", None)
     first = [each.info for each in decorators.field_validators.values() if each.info.mode != "after"] if decorators else []
-    free = {name for info in first for name in info.fields}  # a validator of the engine converts them
-    if decorators is None or any(each.info.mode != "after" for each in decorators.model_validators.values()):
+    free = {name for info in first for name in info.fields}
+    if decorators is None or "*" in free or any(each.info.mode != "after" for each in decorators.model_validators.values()):
         free = {field.name for field in dataclasses.fields(dataclass)}
     hints = typing.get_type_hints(dataclass, include_extras=True)
+    known = getattr(dataclass, "__pydantic_fields__", {})
+    required = {name: tuple(known[name].metadata) if name in known else () for name in hints}
     names = sorted(field.name for field in dataclasses.fields(dataclass) if field.init)
-    return {name: [] if free & {name, "*"} else json_types(hints[name]) for name in names}
+    return {
+        name: schema(hint) if name not in free or is_plain(dataclass, name, hint) else tried(dataclass, name)
+        for name in names
+        for hint in [typing.Annotated[(hints[name], None, *required[name])]]
+    }
 
 
-def json_types(hint: Any) -> list[str]:
-    """The types in JSON that pydantic takes for a type."""
+def schema(hint: Any) -> dict[str, Any]:
+    """The JSON schema of a type, empty for one that pydantic cannot describe."""
     from pydantic import TypeAdapter
 
     try:
-        schema = TypeAdapter(hint).json_schema()
+        return short(TypeAdapter(hint).json_schema())
     except Exception:  # of types that pydantic cannot describe
-        return []
-    found = list(flat(schema, schema.get("$defs", {})))
-    return [] if "" in found else found
+        return {}
 
 
-def flat(schema: dict[str, Any], defined: dict[str, Any]) -> Iterator[str]:
-    """The types and values of a JSON schema, "" for others."""
-    schema = defined[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-    for each in schema.get("anyOf", ()):
-        yield from flat(each, defined)
-    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-    if "anyOf" not in schema:
-        yield from [f"={value}" for value in values] or [schema.get("type", "")]
+KEPT = {"$defs", "$ref", "anyOf", "enum", "const", "type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+KEPT |= {"items", "prefixItems", "minItems", "maxItems", "properties", "required", "additionalProperties"}
+"""Keywords of JSON schemas that decide what is accepted."""
+
+
+def short(table: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema without titles, defaults and texts."""
+
+    def inside(key: str, value: Any) -> Any:
+        if key in ("properties", "$defs"):
+            return {name: short(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [short(each) if isinstance(each, dict) else each for each in value]
+        return short(value) if isinstance(value, dict) else value
+
+    return {key: inside(key, value) for key, value in table.items() if key in KEPT}
+
+
+SAMPLES: dict[str, list[Any]] = {
+    "null": [None],
+    "boolean": [True, False],
+    "integer": [*range(-1, 18), *(2**power for power in range(5, 32)), 100, 1000, 10**6],
+    "number": [0.5, 1.5, -0.5, 1e-6, 1e6],
+    "string": ["text", "a,b", "a.b", "A", "a b"],
+    "array": [[], [1], [2, 4], ["a"], [True], [None], [{}], [[1]]],
+    "object": [{}, {"a": 1}, {"a": "b"}, {"a": {}}, {"a": []}],
+}
+"""Values of each type in JSON."""
+
+
+def tried(dataclass: Any, name: str) -> dict[str, Any]:
+    """The schema of a key's values by those that are refused: a type of which all are is left out."""
+    taken = [kind for kind, values in SAMPLES.items() if not all(is_refused(dataclass, name, value) for value in values)]
+    return {} if len(taken) in (0, len(SAMPLES)) else {"anyOf": [{"type": kind} for kind in taken]}
+
+
+def is_plain(dataclass: Any, name: str, hint: Any) -> bool:
+    """Whether a key takes of all samples what its type does."""
+    from pydantic import TypeAdapter
+
+    try:
+        alone = TypeAdapter(hint)
+    except Exception:  # of types that pydantic cannot describe
+        return False
+
+    def taken(value: Any) -> bool:
+        try:
+            alone.validate_json(json.dumps(value))
+        except Exception:
+            return False
+        return True
+
+    values = [value for values in SAMPLES.values() for value in values] + ["1", "0", "true", "", -2, 2**70]
+    return all(taken(value) != is_refused(dataclass, name, value) for value in values)
+
+
+def is_refused(dataclass: Any, name: str, value: Any) -> bool:
+    """Whether pydantic refuses a value for its type: not the engine, which may accept it with other keys."""
+    from pydantic import ValidationError
+
+    try:
+        dataclass.__pydantic_validator__.validate_json(json.dumps({name: value}))
+    except ValidationError as error:
+        own = [each for each in error.errors() if each["loc"][:1] == (name,)]
+        return any(each["type"] not in ("value_error", "assertion_error", "missing") for each in own)
+    except Exception:
+        return False
+    return False
 
 
 def type_name(kind: Any) -> str:

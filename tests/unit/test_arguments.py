@@ -254,7 +254,7 @@ def test_parsers_of_models_are_parsers_of_the_engine(recipe: str) -> None:
 def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: Path) -> None:
     files = {
         "vllm/model_executor/models/registry.py": "import absent\n_TEXT_GENERATION_MODELS = {'A': ('a', 'C1'), 'B': 'C2'}\n"
-        "_MULTIMODAL_MODELS = {'C': ('c', 'C')}\n_EMBEDDING_MODELS = {'D': ('d', 'D')}",
+        "_MULTIMODAL_MODELS = {'C': ('c', 'C')}\n_EMBEDDING_MODELS = {'D': ('d', 'D'), 'A': ('a', 'C1')}",
         "vllm/config/speculative.py": "def hf_config_override(c):\n  if c.x in ('a', 'b'):\n    c.x = 'mtp'",
         "vllm/model_executor/layers/quantization/__init__.py": "QuantizationMethods = Literal['q', 'r']",
         "vllm/reasoning/__init__.py": "_REASONING_PARSERS_TO_REGISTER = {'think': ('file', 'Class')}",
@@ -265,6 +265,7 @@ def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: 
         "sglang/srt/layers/quantization/__init__.py": "BASE_QUANTIZATION_METHODS: dict = {'fp8': C}",
         "sglang/srt/configs/model_config.py": "def _config_draft_model(c):\n  if c.x == 'B':\n    c.x = 'BNextN'\n"
         "SWA_SINK_ARCHS = frozenset({'Sink'})\nMIMO_V2_MODEL_ARCHS = ('Mimo',)\n"
+        "def is_generation_model(c):\n  if 'Bert' in c:\n    return False\n"
         "def is_hybrid_swa_model(c):\n  return c in {'Swa', 'SwaMTP', *SWA_SINK_ARCHS} or c.kind == 'sliding'",
     }
     for name, text in files.items():
@@ -273,6 +274,7 @@ def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: 
     assert engines.VLLM.model_names(tmp_path) == {
         "architectures": ["A", "B", "C"],
         "mtp": ["a", "b"],
+        "pooling": ["D"],
         "quantizations": ["q", "r"],
         "reasoning": ["think"],
         "templates": ["a.jinja"],
@@ -281,6 +283,7 @@ def test_names_of_models_are_read_from_an_engine_without_importing_it(tmp_path: 
     assert engines.SGLANG.model_names(tmp_path) == {
         "architectures": ["AForCausalLM", "B"],
         "mtp": ["B"],
+        "pooling": ["Bert"],
         "quantizations": ["fp8", "mxfp4"],
         "windows": ["Mimo", "Sink", "Swa"],
     }

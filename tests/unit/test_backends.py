@@ -20,6 +20,9 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = BACKENDS["entries"]()
 CAPABLE: dict[str, Any] = BACKENDS["capable"]()
 
 
+RECORDED = sorted({engine for engine, _ in ENTRIES.values() if backends.models(engine)})
+
+
 def incapable(engine: str, selected: dict[str, list[str]]) -> list[str]:
     """The selected back-ends that the table does not list as running on SM12x."""
     listed = CAPABLE[engine.partition("-")[0]]
@@ -56,7 +59,16 @@ def test_engine_accepts_and_selects_what_sm12x_runs(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ENTRIES if not ENTRIES[name][1]["not_validated"]])
 def test_plan_of_a_configuration_has_its_own_back_ends(name: str) -> None:
     configuration, entry = configurations.load(name), ENTRIES[name][1]
-    assert flight_plan._backends(configuration, None) == flight_plan.PlannedBackends(name, entry["selected"])
+    assert flight_plan._backends(configuration, None) == (flight_plan.PlannedBackends(name, entry["selected"]), "")
+
+
+@pytest.mark.parametrize("engine", RECORDED)
+def test_models_are_recorded_by_what_an_engine_selects_by(engine: str) -> None:
+    cases = BACKENDS["model_cases"](load_engine(engine))
+    for entry in backends.models(engine):
+        assert entry["signature"] == cases[entry["model"]][0], f"record again: nox -s backends -- {engine}"
+        assert bool(entry["refusal"]) != bool(entry["selected"])
+        assert incapable(engine, entry["selected"]) == []
 
 
 def test_a_drafter_whose_configuration_is_not_known_is_left_out() -> None:
@@ -95,9 +107,10 @@ def test_back_end_without_an_entry_in_the_table_is_detected() -> None:
 
 
 def test_table_of_capable_back_ends_has_sources_and_nothing_unused() -> None:
+    selections = [*ENTRIES.values(), *((engine, entry) for engine in RECORDED for entry in backends.models(engine))]
     used = {
         (engine.partition("-")[0], use.removeprefix("draft: "), name)
-        for engine, entry in ENTRIES.values()
+        for engine, entry in selections
         for use, names in entry["selected"].items()
         for name in names
     }
@@ -112,7 +125,7 @@ def test_records_are_of_the_locked_wheel_and_in_written_form(engine: str) -> Non
     text = backends.record_path(engine).read_text()
     record = json.loads(text)
     head = {key: record[key] for key in ("format", "recipe", "wheel")}
-    assert BACKENDS["record_text"](head, record["configurations"]) == text
+    assert BACKENDS["record_text"](head, record["configurations"], record["models"]) == text
     closure = lockfile.read(lock_path(locate(engine))).closures[0]
     (wheel,) = [wheel for wheel in closure.wheels if wheel.name == engine.partition("-")[0]]
     assert record["recipe"] == engine and record["wheel"]["sha256"] == wheel.sha256

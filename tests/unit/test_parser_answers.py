@@ -31,10 +31,13 @@ def test_an_unknown_key_of_a_json_object_is_named() -> None:
     assert "cudagraph_mod" in reason and "cudagraph_mode" in reason
 
 
-def test_a_record_of_the_first_edition_has_keys_without_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keys", [["mode"], {"mode": ["integer", "=NONE", "null"]}])
+def test_records_of_former_editions_have_keys_without_schemas(
+    keys: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = json.loads(parser.record_path("vllm-0.33.0").read_text())
     for option in record["options"]:
-        option.update({"keys": sorted(option["keys"])} if "keys" in option else {})
+        option.update({"keys": keys} if "--compilation-config" in option["names"] else {})
     (tmp_path / "sm120kit.toml").write_text("edition = 1\n")
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/vllm-0.33.0-own.arguments.json").write_text(json.dumps(record))
@@ -42,6 +45,8 @@ def test_a_record_of_the_first_edition_has_keys_without_types(tmp_path: Path, mo
     own = parser.load("vllm-0.33.0-own")
     assert own and not parser.rejections(own, ["/model", "--compilation-config", '{"mode": 3}'])
     assert parser.rejections(own, ["/model", "--compilation-config", '{"mod": 3}'])
+    text = parser.rejections(own, ["/model", "--compilation-config", '{"mode": "ALL"}'])
+    assert bool(text) == isinstance(keys, dict), "without types any value is taken"
 
 
 @pytest.mark.parametrize(

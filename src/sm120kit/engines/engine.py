@@ -176,9 +176,9 @@ class Engine:
     def model_names(self, package: Path) -> dict[str, list[str]]:
         """What its Python files name, without importing them: ``package`` is the directory of its wheel's content.
 
-        ``architectures`` are classes that generate text, ``mtp`` the types and classes of models whose MTP layers it drafts
-        with, ``quantizations``, ``reasoning`` and ``tools`` the values of options, ``templates`` files of chat templates, and
-        ``windows`` classes whose layers with a window have a pool of their own.
+        ``architectures`` are classes that generate text, ``pooling`` those for embeddings or classes, ``mtp`` the types and
+        classes of models whose MTP layers it drafts with, ``quantizations``, ``reasoning`` and ``tools`` the values of options,
+        ``templates`` files of chat templates, and ``windows`` classes whose layers with a window have a pool of their own.
         """
         return {}
 

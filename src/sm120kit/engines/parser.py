@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic_core import SchemaValidator, ValidationError, core_schema
+
 from sm120kit import engines
 from sm120kit.core import data_roots
 from sm120kit.core.errors import BadInput, did_you_mean
 from sm120kit.core.outside import parse_json
 
+Schema = Mapping[str, Any]
+"""A JSON schema of the values that pydantic accepts."""
 _SUFFIX = ".arguments.json"
 _TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "loads": parse_json}
 """Types of values that are checked, beside those of the engine. All others are functions that are not available."""
@@ -32,14 +35,14 @@ class Option:
     """An option with its names; no names for a positional argument. ``nargs`` and ``choices`` as in argparse.
 
     ``type`` names the function that converts a value, and the one that this is made with. ``keys`` are those of a JSON object,
-    each with the types and values that it takes, none if that is not known.
+    each with the JSON schema of its values.
     """
 
     names: tuple[str, ...]
     nargs: str | int | None
     type: str
     choices: tuple[str, ...] | None
-    keys: Mapping[str, Sequence[str]] | None = None
+    keys: Mapping[str, Schema] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,19 @@ def _read(path: Path, changed: int) -> ParserRecord:
 def _option(table: dict[str, Any]) -> Option:
     choices, keys = table["choices"], table.get("keys")
     if isinstance(keys, list):  # of records of the first edition, which users have: without types
-        keys = dict.fromkeys(keys, ())
+        keys = {key: {} for key in keys}
+    if keys:  # earlier records have a list of types and, after "=", values
+        keys = {name: _schema(taken) if isinstance(taken, list) else dict(taken) for name, taken in keys.items()}
     return Option(tuple(table["names"]), table["nargs"], table["type"], None if choices is None else tuple(choices), keys)
+
+
+def _schema(taken: Sequence[str]) -> Schema:
+    kinds = [{"enum": [kind[1:], *_whole(kind[1:])]} if kind.startswith("=") else {"type": kind} for kind in taken]
+    return {"anyOf": kinds} if kinds else {}
+
+
+def _whole(text: str) -> list[int]:
+    return [int(text)] if text.isdecimal() else []
 
 
 def rejection(record: ParserRecord, argv: Sequence[str]) -> str:
@@ -171,8 +185,8 @@ _ABSENT = ("", "None")
 """Values that an optional type takes for none."""
 
 
-def _object(text: str, known: Mapping[str, Sequence[str]], convert: Callable[[str], object]) -> object:
-    """A JSON object with keys that are ``known`` and values of their types.
+def _object(text: str, known: Mapping[str, Schema], convert: Callable[[str], object]) -> object:
+    """A JSON object with keys that are ``known`` and values of their schemas.
 
     Raises:
         argparse.ArgumentTypeError: it is another text.
@@ -184,33 +198,53 @@ def _object(text: str, known: Mapping[str, Sequence[str]], convert: Callable[[st
     if not isinstance(table, dict):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
     for key, value in table.items():
-        types = known.get(key.replace("-", "_"))
-        if types is None:
+        if key not in known and (key := key.replace("-", "_")) not in known:
             raise argparse.ArgumentTypeError(f"no key {key[:80]!r}{did_you_mean(key, known)}")
-        if types and not any(_takes(kind, value) for kind in types):
-            expected = ", ".join(kind.removeprefix("=") for kind in types)
-            raise argparse.ArgumentTypeError(f"{key[:80]} is {repr(value)[:80]}, not one of {expected}")
+        try:
+            SchemaValidator(_pydantic(known[key], known[key].get("$defs", {}))).validate_python(value)
+        except ValidationError as error:
+            why = error.errors(include_url=False)[-1]["msg"]
+            raise argparse.ArgumentTypeError(f"{key[:80]} is {repr(value)[:80]}: {why[:200]}") from error
     return table
 
 
-def _takes(kind: str, value: object) -> bool:
-    """Whether pydantic converts a JSON value to a type of JSON, or it is the value after "="."""
-    if kind.startswith("="):
-        return str(value) == kind[1:]
-    if kind in _JSON:
-        return isinstance(value, _JSON[kind])
-    if kind == "boolean" and str(value).lower() in _SWITCHES:
-        return True
-    try:
-        number = float(value) if isinstance(value, (int, float, str)) else math.nan
-    except ValueError:
-        return False
-    return not math.isnan(number) and (kind == "number" or (kind == "integer" and number.is_integer()))
+def _pydantic(schema: Schema, defined: Mapping[str, Schema]) -> core_schema.CoreSchema:
+    """What pydantic, by which engines validate, has for a JSON schema."""
+    schema = defined[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if values := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        return core_schema.literal_schema(values)
+    if "anyOf" in schema:
+        return core_schema.union_schema([_pydantic(each, defined) for each in schema["anyOf"]])
+    limits = {short: schema[name] for name, short in _LIMITS.items() if name in schema}
+    kind = schema.get("type")
+    if kind == "array":
+        places, more = [_pydantic(each, defined) for each in schema.get("prefixItems", ())], schema.get("items", {})
+        lengths = {short: schema[name] for name, short in _LENGTHS.items() if name in schema}
+        plain = core_schema.list_schema(_pydantic(more, defined) if isinstance(more, dict) else None, **lengths)
+        return core_schema.tuple_schema(places) if places else plain
+    if kind == "object" and "properties" in schema:
+        required, fields = schema.get("required", ()), schema["properties"].items()
+        made = {
+            name: core_schema.typed_dict_field(_pydantic(each, defined), required=name in required) for name, each in fields
+        }
+        return core_schema.typed_dict_schema(
+            made, extra_behavior="forbid" if schema.get("additionalProperties") is False else "ignore"
+        )
+    if kind == "object":
+        more = schema.get("additionalProperties")
+        return core_schema.dict_schema(values_schema=_pydantic(more, defined) if isinstance(more, dict) else None)
+    if kind in ("integer", "number"):
+        return core_schema.int_schema(**limits) if kind == "integer" else core_schema.float_schema(**limits)
+    return _PLAIN.get(str(kind), core_schema.any_schema())
 
 
-_JSON: dict[str, type] = {"string": str, "array": list, "object": dict, "null": type(None)}
-_SWITCHES = ("true", "false", "1", "0", "1.0", "0.0", "t", "f", "yes", "no", "y", "n", "on", "off")
-"""Types of JSON that pydantic converts nothing to, and what it converts to a boolean (2.13, docs/concepts/conversion_table)."""
+_PLAIN: dict[str, core_schema.CoreSchema] = {
+    "string": core_schema.str_schema(),
+    "boolean": core_schema.bool_schema(),
+    "null": core_schema.none_schema(),
+}
+_LIMITS = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
+_LENGTHS = {"minItems": "min_length", "maxItems": "max_length"}
 
 
 def words(recipe: str, argv: Sequence[str]) -> tuple[str, ...]:

@@ -91,8 +91,10 @@ class Sglang(Engine):
             *texts(function(configs, "is_hybrid_swa_model")),
             *(name for constant in ("SWA_SINK_ARCHS", "MIMO_V2_MODEL_ARCHS") for name in texts(assigned(configs, constant))),
         ]
+        pooling = {*tested_texts(configs, "is_generation_model")}
         return {
-            "architectures": sorted({name for name in classes if _GENERATES.search(name)}),
+            "architectures": sorted({name for name in classes if _GENERATES.search(name)} - pooling),
+            "pooling": sorted(pooling),
             "mtp": sorted(set(drafts)),
             "quantizations": sorted({*methods, "mxfp4"}),
             "windows": sorted({name for name in windows if _GENERATES.search(name) and name[:1].isupper()}),
@@ -131,6 +133,13 @@ def _phases(text: str) -> object:
         raise argparse.ArgumentTypeError("not a JSON object of objects")
     if unknown := sorted(table.keys() - {"decode", "prefill"}):
         raise argparse.ArgumentTypeError(f"unknown phase {unknown[0][:80]!r}, not decode or prefill")
+    return table
+
+
+def _overrides(text: str) -> object:
+    table = parse_json(text)
+    if not isinstance(table, dict):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
     return table
 
 
@@ -196,6 +205,7 @@ SGLANG = Sglang(
         "human_readable_int": _integer,
         "json_list_type": parse_json,
         "parse_cuda_graph_config_arg": _phases,
+        "--json-model-override-args": _overrides,  # srt/configs/model_config.py: they update those of config.json
         "--lora-paths": lambda text: adapter(text.strip(), "lora_name", "lora_path"),  # srt/arg_groups/argparse_actions.py
     },
     repository="sgl-project/sglang",

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,6 +107,8 @@ class Vllm(Engine):
             "reasoning": [*texts(assigned(package / "vllm/reasoning/__init__.py", "_REASONING_PARSERS_TO_REGISTER"))],
             "tools": [*texts(assigned(package / "vllm/tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER"))],
         }
+        pooling = chain(*(texts(assigned(models, f"_{kind}_MODELS")) for kind in _POOLING))
+        values["pooling"] = [*{*pooling} - {*values["architectures"]}]
         return {kind: sorted(set(names)) for kind, names in values.items()}
 
     def model_arguments(self, model: str) -> tuple[str, ...]:
@@ -119,6 +121,7 @@ class Vllm(Engine):
         return (*super().node_arguments(node), *master, *["--headless"] * (node.rank > 0))
 
 
+_POOLING = ("EMBEDDING", "LATE_INTERACTION", "REWARD", "TOKEN_CLASSIFICATION", "SEQUENCE_CLASSIFICATION")
 _SUPERVISED = "--data-parallel-multi-port-external-lb"
 _EXCLUSIVE = (
     ("--grpc", "--grpc-port"),

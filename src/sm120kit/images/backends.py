@@ -43,13 +43,26 @@ def load(recipe: str) -> dict[str, dict[str, Any]]:
     Raises:
         BadInput: the record is damaged.
     """
+    return {name: {"refusal": "", "selected": {}, **entry} for name, entry in _read(recipe, "configurations").items()}
+
+
+def models(recipe: str) -> list[dict[str, Any]]:
+    """What is recorded for models without a configuration: ``model``, ``signature``, ``refusal`` and ``selected`` of each.
+
+    Raises:
+        BadInput: the record is damaged.
+    """
+    blank = {"signature": {}, "refusal": "", "selected": {}}
+    return [{**blank, **entry, "model": name} for name, entry in _read(recipe, "models").items()]
+
+
+def _read(recipe: str, table: str) -> dict[str, dict[str, Any]]:
     path = record_path(recipe)
     if not path.is_file():
         return {}
     try:
-        entries: dict[str, dict[str, Any]] = parse_json(path.read_bytes())["configurations"]
-        return {name: {"refusal": "", "selected": {}, **entry} for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {name: dict(entry) for name, entry in {"models": {}, **parse_json(path.read_bytes())}[table].items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise BadInput(f"{path} is not a record of back-ends: {error!r}", "restore it") from error
 
 

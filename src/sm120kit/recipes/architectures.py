@@ -119,10 +119,27 @@ def of_checkpoint(repository: str) -> tuple[Architecture, Weights] | None:
     return (architecture, weights) if architecture else None
 
 
-def language_model(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a ``config.json`` for the language model."""
-    inner = config.get("thinker_config") or config
-    return inner.get("text_config") or inner.get("llm_config") or inner.get("language_config") or inner
+def language_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a ``config.json`` for the language model.
+
+    Raises:
+        ValueError: it is no object.
+    """
+    inner = object_at(config, "thinker_config") or config
+    parts = (object_at(inner, f"{part}_config") for part in ("text", "llm", "language"))
+    return next(filter(None, parts), dict(inner))
+
+
+def object_at(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The object at a key, empty if there is none.
+
+    Raises:
+        ValueError: there is another value.
+    """
+    value = table.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} is {repr(value)[:80]}, not an object")
+    return value
 
 
 def architecture_of(text: Mapping[str, Any], *, with_mtp: bool) -> Architecture | None:

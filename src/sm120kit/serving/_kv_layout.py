@@ -80,6 +80,15 @@ _IRREGULAR = re.compile(
 """Keys by which layers differ in what they keep of a token, as models in transformers, vLLM and SGLang name them."""
 
 
+_FORMS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(_LISTS, (list, str)),
+    **dict.fromkeys(("linear_attn_config", "attn_config", "sparse_attention_config"), dict),
+    **dict.fromkeys(("compress_ratios", "no_rope_layers", "hybrid_layer_pattern", "full_attn_layers"), list),
+    **dict.fromkeys(("block_configs", "indexer_types", "kv_source_layer_ids", "sparse_attention_freq"), list),
+}
+"""What is at keys that are no numbers or texts, if anything."""
+
+
 class _Unknown(Exception):
     """The cache's size cannot be determined, for this reason."""
 
@@ -93,7 +102,10 @@ class _Config(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         self.read.add(key)
-        return super().get(key, default)
+        value = super().get(key, default)
+        if value and key in _FORMS and not isinstance(value, _FORMS[key]):
+            raise ValueError(f"{key} is {repr(value)[:80]}, not {'an object' if _FORMS[key] is dict else 'a list'}")
+        return value
 
     def number(self, *keys: str, limit: int = WIDTH_LIMIT) -> int:
         """The first number above 0 at one of these keys; 0 without one."""
@@ -195,7 +207,7 @@ def _stated_kinds(config: _Config, layers: int) -> Iterator[tuple[str, tuple[str
     if config.get("hybrid_layer_pattern"):  # MiMo-V2
         yield "hybrid_layer_pattern", tuple(WINDOW if each else FULL for each in config["hybrid_layer_pattern"])
     if (linear := config.get("linear_attn_config")) and not config.get("layer_types"):  # Kimi, which counts from 1
-        full = set(linear.get("full_attn_layers") or ())
+        full = _Config(linear).get("full_attn_layers") or ()
         yield "linear_attn_config", tuple(FULL if layer + 1 in full else STATE for layer in range(layers))
     for key in ("full_attn_idxs", "attn_layer_indices"):
         if config.get(key) and not config.get("layer_types"):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.outside import file_problem, parse_json, read_found
-from sm120kit.recipes.architectures import language_model
+from sm120kit.recipes.architectures import language_model, object_at
 from sm120kit.serving._kv_layout import HEAD_LIMIT, LAYER_LIMIT, WIDTH_LIMIT, count, kv_cache
 from sm120kit.serving.kv_cache import KvCache
 
@@ -25,6 +25,7 @@ HEADER_LIMIT_BYTES = 100_000_000
 
 INDEX = "model.safetensors.index.json"
 QUANTIZATION = "hf_quant_config.json"
+SENTENCE_MODULES = "modules.json"
 MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 CONTEXT_LIMIT = 1 << 32
 """Limit for the length of a sequence in tokens."""
@@ -60,7 +61,7 @@ class Checkpoint:
     ``config.json``. ``outside`` are safetensors files that the index does not list and engines do not read. ``kv_cache`` is
     None if its size is unknown, for the reason ``why_no_kv``; ``kv_quantization`` is that of the KV cache, ""
     if it has none. ``heads`` is the number of attention heads; with ``remote_code``, ``config.json`` names Python files of the
-    checkpoint (``auto_map``). Without ``tensors``, only ``config.json`` is known.
+    checkpoint (``auto_map``). ``embeds``: it is of sentence-transformers. Without ``tensors``, only ``config.json`` is known.
     """
 
     source: str
@@ -80,6 +81,7 @@ class Checkpoint:
     model_type: str = ""
     heads: int | None = None
     remote_code: bool = False
+    embeds: bool = False
 
 
 class ModelFiles(Protocol):
@@ -141,7 +143,8 @@ def read_files(files: ModelFiles) -> Checkpoint:
         BadInput: a file has another size than by its header, or no header.
     """
     config = _json(files, "config.json")
-    text = language_model(config)
+    with _form_required(files.source):
+        text = language_model(config)
     present = files.names()
     names, listed = _shards(files, present)
     every: dict[str, Tensor] = {}
@@ -151,13 +154,14 @@ def read_files(files: ModelFiles) -> Checkpoint:
             raise BadInput(f"{files.source}: {name} lacks the tensor {missing[0]}, which {INDEX} lists in it", DOWNLOAD)
         every |= shard
     with _form_required(files.source):
-        modelopt = _json(files, QUANTIZATION).get("quantization", {}) if QUANTIZATION in present else {}
+        modelopt = object_at(_json(files, QUANTIZATION), "quantization") if QUANTIZATION in present else {}
         layers = count(text, "num_hidden_layers", LAYER_LIMIT)
         return replace(
             _described(config, files.source, sum(tensor.bytes for tensor in every.values()), modelopt),
             vector_sizes=_vector_sizes(every),
             tensors=len(every),
             mtp=tuple(sorted(name for name in every if _is_mtp(name, layers))),
+            embeds=SENTENCE_MODULES in present,
             outside=tuple(sorted({name for name in present if name.endswith(".safetensors")} - set(names))),
         )
 
@@ -209,7 +213,7 @@ def _described(config: dict[str, Any], source: str, weight_bytes: int, modelopt:
         context=count(text, "max_position_embeddings", CONTEXT_LIMIT),
         kv_cache=cache,
         why_no_kv=why,
-        model_type=next((str(table["model_type"])[:NAME_LIMIT] for table in (config, text) if table.get("model_type")), ""),
+        model_type=_word(config, "model_type") or _word(text, "model_type"),
         heads=count(text, "num_attention_heads", HEAD_LIMIT),
         remote_code=bool(config.get("auto_map")),
     )
@@ -320,17 +324,29 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 def _quantization(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> tuple[str, int | None, str]:
     """Method, elements per scale and the KV cache's quantisation, by ``config.json`` or ModelOpt's ``QUANTIZATION``."""
-    table = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
-    method = " ".join(filter(None, (table.get("quant_method"), table.get("quant_algo") or modelopt.get("quant_algo"))))
-    weights = next((group.get("weights") or {} for group in (table.get("config_groups") or {}).values()), {})
-    if table.get("format"):
-        method += f" {table['format']}"
+    table = object_at(config, "quantization_config") or object_at(object_at(config, "text_config"), "quantization_config")
+    words = (_word(table, "quant_method"), _word(table, "quant_algo") or _word(modelopt, "quant_algo"), _word(table, "format"))
+    groups = object_at(table, "config_groups")
+    weights = next((object_at(object_at(groups, group), "weights") for group in groups), {})
     block = table.get("weight_block_size") or [None]
-    claimed = weights.get("group_size") or table.get("group_size") or modelopt.get("group_size") or block[-1]
-    scheme = table.get("kv_cache_scheme") or {}
-    kv = modelopt.get("kv_cache_quant_algo") or (f"{scheme.get('type')}{scheme.get('num_bits')}" if scheme else "")
+    claimed = weights.get("group_size") or table.get("group_size") or modelopt.get("group_size")
+    claimed = claimed or (block[-1] if isinstance(block, list) else None)
+    scheme = object_at(table, "kv_cache_scheme")
+    kv = _word(modelopt, "kv_cache_quant_algo") or (f"{scheme.get('type')}{scheme.get('num_bits')}" if scheme else "")
     whole = isinstance(claimed, int) and 0 < claimed <= WIDTH_LIMIT  # -1: a scale for each row
-    return method.strip() or "none", claimed if whole else None, str(kv or "").lower()
+    return " ".join(filter(None, words)) or "none", claimed if whole else None, kv.lower()
+
+
+def _word(table: Mapping[str, Any], key: str) -> str:
+    """The name at a key, "" if there is none.
+
+    Raises:
+        ValueError: there is another value.
+    """
+    value = table.get(key) or ""
+    if not isinstance(value, str) or len(value) > NAME_LIMIT:
+        raise ValueError(f"{key} is {repr(value)[:80]}, not a name")
+    return value.strip()
 
 
 def _vector_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:

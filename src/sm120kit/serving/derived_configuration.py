@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from sm120kit import recipes
@@ -128,13 +129,19 @@ def choose_engine(model: NamedModel, hardware: Hardware, wanted: str = "") -> En
     ``wanted`` names an engine, or a recipe, which is taken whatever its record has.
 
     Raises:
-        NotFound: no recipe has that name, or no engine has the model's class.
+        NotFound: no recipe has that name, no engine has the model's class, or that generates no text.
         Mismatch: no back-end of an engine with the class takes the quantization on SM12x.
     """
+    pooling = {*model.facts.architectures} & {*chain(*(_names(recipe, "pooling") for recipe in _newest(hardware)))}
+    if pooling or model.facts.embeds:
+        kind = min(pooling, default="model of sentence-transformers (modules.json)")
+        raise NotFound(
+            f"{model.facts.source} is a {kind}, which generates no text: sm120kit plans and serves models that do",
+            "for embeddings, scores or classes, start the engine itself, such as vllm serve MODEL --runner pooling",
+        )
     if wanted and find(wanted) is None:
         return recipes.load_engine(wanted)
-    engines = [engine for engine in all_engines() if wanted in ("", engine.name)]
-    candidates = [recipe for engine in engines if (recipe := recipes.newest_for(engine.name, unified=hardware.unified))]
+    candidates = [recipe for recipe in _newest(hardware) if wanted in ("", recipe.engine)]
     having = [recipe for recipe in candidates if _has_class(recipe, model.facts)]
     if not having:
         raise _no_class(model, candidates)
@@ -146,6 +153,12 @@ def choose_engine(model: NamedModel, hardware: Hardware, wanted: str = "") -> En
             "choose a checkpoint in NVFP4, FP8, MXFP4, AWQ or BF16; or name another engine with --engine",
         )
     return taking[0]
+
+
+def _newest(hardware: Hardware) -> list[EngineRecipe]:
+    """The newest recipe of each engine for GPUs."""
+    found = (recipes.newest_for(engine.name, unified=hardware.unified) for engine in all_engines())
+    return [recipe for recipe in found if recipe]
 
 
 def _no_class(model: NamedModel, candidates: list[EngineRecipe]) -> NotFound:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sm120kit import recipes
-from sm120kit.core.errors import NotFound
 from sm120kit.engines import parser
 from sm120kit.images import backends
-from sm120kit.recipes import configurations, drafters, known_defects, load_engine, load_flashinfer
+from sm120kit.recipes import drafters, known_defects, load_engine, load_flashinfer
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
-from sm120kit.serving.fit import estimate, own_gpus, recorded_model
+from sm120kit.serving.fit import estimate, own_gpus
 from sm120kit.serving.served_model import ModelToServe
 
 SCHEMA_VERSION = 1
@@ -56,7 +56,7 @@ class PlannedMemory:
 
 @dataclass(frozen=True)
 class PlannedBackends:
-    """What the engine selects by use. ``source`` is the configuration for which that is recorded, "" for none."""
+    """What the engine selects by use. ``source`` is the configuration or model for which that is recorded, "" for none."""
 
     source: str
     selected: Mapping[str, list[str]]
@@ -119,7 +119,7 @@ def flight_plan(served: ModelToServe, command: tuple[str, ...], cache: Path, rat
     hardware, drafts = configuration.hardware, configuration.speculation
     decided = facts is not None or not served.derived
     memory = _memory(configuration, facts)
-    selected = _backends(configuration, facts)
+    selected, why_none = _backends(configuration, facts)
     download = PlannedDownload(
         0 if served.folder else served.download.missing_bytes if served.download else None, _free_bytes(cache)
     )
@@ -127,7 +127,7 @@ def flight_plan(served: ModelToServe, command: tuple[str, ...], cache: Path, rat
         "the Hub": served.unreached,
         "sizes of the model, engine and arguments": "" if decided else "they follow from config.json",
         "memory": memory.reason if memory.fits is None else "",
-        "back-ends": "" if selected.source else "not recorded for this model, GPU and engine, which selects them at its start",
+        "back-ends": why_none,
         "rates": "" if rates else "the roofline does not cover this model, GPU or number of machines",
     }
     return FlightPlan(
@@ -187,36 +187,46 @@ def _memory(configuration: Configuration, facts: Checkpoint | None) -> PlannedMe
     )
 
 
-def _backends(configuration: Configuration, facts: Checkpoint | None) -> PlannedBackends:
-    """What is recorded for a configuration, else for one of the same architecture, quantization, GPU and engine."""
-    recorded = backends.load(configuration.engine)
-    own = recorded.get(configuration.name)
+def _backends(configuration: Configuration, facts: Checkpoint | None) -> tuple[PlannedBackends, str]:
+    """What is recorded for a configuration, else for a model that an engine selects the same for; or why that is not known."""
+    own = backends.load(configuration.engine).get(configuration.name)
     if own and own["selected"] and backends.is_current(own, configuration):
-        return PlannedBackends(configuration.name, own["selected"])
-    gpu = backends.gpu(configuration)
-    for name, entry in recorded.items():
-        if (
-            facts
-            and entry["selected"]
-            and entry.get("gpu") == gpu
-            and _is_alike(configuration, facts, name, entry["arguments"])
-        ):
-            drafting = configuration.speculation is not None
-            used = {use: names for use, names in entry["selected"].items() if drafting or not use.startswith("draft")}
-            return PlannedBackends(name, used)
-    return PlannedBackends("", {})
+        return PlannedBackends(configuration.name, own["selected"]), ""
+    wanted = signature(configuration, facts) if facts and facts.architectures else None
+    if wanted is None:
+        why = "its options or variables may select others" if facts and facts.architectures else "they follow from config.json"
+        return PlannedBackends("", {}), why
+    alike = [each for each in backends.models(configuration.engine) if each["signature"] == wanted]
+    found = min(alike, key=lambda each: each["model"] != configuration.model.repository, default=None)
+    if found is None:
+        kind = f"{wanted['architecture'][:80]}, quantization {wanted['quantization'][:80]}"
+        return PlannedBackends("", {}), f"not recorded for {kind}; {configuration.engine} selects them at its start"
+    if found["refusal"]:
+        return PlannedBackends(
+            "", {}
+        ), f"{configuration.engine} stops before it selects for {found['model']}: {found['refusal']}"
+    return PlannedBackends(found["model"], found["selected"]), ""
 
 
-def _is_alike(configuration: Configuration, facts: Checkpoint, name: str, argv: Sequence[str]) -> bool:
-    """Whether an engine selects for a configuration what it selects for that of a name: neither names a back-end itself."""
-    given, other = (parser.options(configuration.engine, each) for each in (configuration.arguments, argv))
-    (kv_type,) = configuration.served_by.options["kv_type"]
-    if any("backend" in option for option in (*given, *other)) or given.get(kv_type) != other.get(kv_type):
-        return False
-    with suppress(NotFound):  # of a configuration that is not there any more
-        known = recorded_model(configurations.load(name).model.repository)
-        return known is not None and (known.architectures, known.quantization) == (facts.architectures, facts.quantization)
-    return False
+def signature(configuration: Configuration, facts: Checkpoint) -> dict[str, Any] | None:
+    """What an engine selects back-ends by; None if options or variables of the configuration can select others.
+
+    ``widths`` are elements of K and V of a token in one layer and head.
+    """
+    engine, drafts, kv_type = configuration.served_by, configuration.speculation, configuration.option_for("kv_type") or "auto"
+    neutral = {*chain(*engine.options.values()), *engine.tool_arguments}
+    others = parser.options(configuration.engine, configuration.arguments).keys() - neutral
+    decided = any(not option.startswith("--speculative") for option in others)
+    if decided or configuration.environment or any("backend" in word for word in configuration.arguments):
+        return None
+    return {
+        "architecture": facts.architectures[0],
+        "quantization": facts.quantization,
+        "kv_type": kv_type if kv_type != "auto" else facts.kv_quantization or "auto",
+        "widths": sorted({kept.width for kept, _ in facts.kv_cache.vectors}) if facts.kv_cache else [],
+        "capability": backends.gpu(configuration).get("capability"),
+        "drafts": drafts.method if drafts else "",
+    }
 
 
 def _first_use(configuration: Configuration) -> Iterator[str]:
