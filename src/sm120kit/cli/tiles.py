@@ -33,6 +33,17 @@ def tiles_(
             hidden=_tile_numbers() is None,
         ),
     ] = False,
+    cost: Annotated[
+        bool,
+        option(
+            "--cost",
+            "Instead, count instructions, spills and CTAs/SM of the tiles that builds have compiled.",
+            hidden=_tile_numbers() is None,
+        ),
+    ] = False,
+    problem: Annotated[
+        str, option("--problem M,N,K", "With --cost: waves and bytes of a GEMM.", hidden=_tile_numbers() is None)
+    ] = "",
     write: Annotated[
         bool, option("--write", "Only record beside a FlashInfer recipe which tiles cannot be launched, for plans.")
     ] = False,
@@ -48,13 +59,18 @@ def tiles_(
     wrong numbers: with sm12x-lab installed, --emulate checks them. Speed and the instructions themselves are unverified on
     SM120.
     """
-    if emulate and _tile_numbers() is None:
-        raise plugins.required("--emulate")
+    if (emulate or cost) and _tile_numbers() is None:
+        raise plugins.required("--cost" if cost else "--emulate")
+    if (problem and not cost) or (cost and (emulate or write)):
+        raise typer.BadParameter("--problem requires --cost, and --cost stands alone", param_hint="--cost")
     target = resolve(engine, sources.run_options())
     if write and target.engine:
         raise typer.BadParameter("the record is of a patched FlashInfer: name its recipe")
     if write:
         console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target.flashinfer, patched=True))}")
+        return
+    if cost and (show := plugins.function("tile_costs")):
+        show(_require_kernels(target), problem, as_json)
         return
     facts = _tiles(_require_kernels(target), not unpatched, emulate)
     if as_json:

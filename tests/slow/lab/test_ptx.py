@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from sm12x_lab import tile_costs
 from sm12x_lab.ptx import forms, library
 from sm12x_lab.ptx.rewrite import rewrite
 from sm120kit.core import toolchain
 from sm120kit.core.errors import BadInput
 from sm120kit.core.records import Toolchain
+from sm120kit.kernels import cubin
 from sm120kit.wheels.compile import ninja_program
 
 EVERY = forms.all_forms()
@@ -94,6 +96,21 @@ def test_captured_ptx_is_what_the_build_assembles(state: Path, tmp_path: Path) -
 def without_hash(ptx: str) -> str:
     """PTX without the hash of the output file's name, which nvcc gives to symbols of internal linkage."""
     return re.sub(r"[0-9a-f]{8}(?=_15_quantization_cu_)", "", ptx)
+
+
+def test_costs_of_a_compiled_tile(state: Path, tools: Toolchain, tmp_path: Path) -> None:
+    """One unit is compiled, and no tile table. Two readers of machine code count the same MMA, ptxas the same registers."""
+    done = verify_ptx("--state", state, "--kernels", "all", "--only", "fp4_gemm_cutlass_128x128x128", "--capture", tmp_path)
+    assert done.returncode == 0 and not (state / "cache" / "tiles").exists(), done.stderr
+    (text,) = tmp_path.glob("*.ptx")
+    assembled = library.assemble(text.read_text(), tmp_path / "unit.cubin", tools, "sm_120f")
+    found = list(tile_costs.costs(tmp_path / "unit.cubin"))
+    assert {cost.kernel.shape for cost in found} == {(128, 128, 128)} and {cost.kernel.dtype for cost in found} == {"nvfp4"}
+    assert {cost.kernel.streamk for cost in found} == {False, True} and all(cost.loop.mma for cost in found)
+    (image,) = cubin.read(tmp_path / "unit.cubin")
+    gemms = [kernel for kernel in image.kernels if kernel.fp4_mma]
+    assert sorted(cost.whole.mma for cost in found) == sorted(kernel.fp4_mma for kernel in gemms)
+    assert {cost.registers for cost in found} <= {kernel.registers for kernel in assembled}
 
 
 def test_unknown_unit_is_refused(state: Path) -> None:
