@@ -59,7 +59,6 @@ class TileKernel:
     finalize: bool
     pingpong: bool
     streamk: bool
-    groupwise: bool
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,9 @@ class Problem:
         return (read + 2 * self.m * self.n) / 1e6, (least + 2 * self.m * self.n) / 1e6
 
 
-# ---- machine code
-
 _FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P[\dT]+\s+)?([A-Z][A-Z0-9_]*)\S*\s*([^;]*);", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s+(@!?U?P[\dT]+\s+)?([A-Z][A-Z0-9_]*)\S*\s*([^;]*);", re.MULTILINE)
+_TARGET = re.compile(r"^(.*?)0x([0-9a-f]+)\s*$")
 
 
 def kernel_counts(sass: str) -> tuple[Counts, Counts]:
@@ -136,17 +134,35 @@ def kernel_counts(sass: str) -> tuple[Counts, Counts]:
 
     ``sass`` is its machine code as ``cuobjdump -sass`` prints it. Without such a loop, the second is empty.
     """
-    code = [(int(address, 16), opcode, operands) for address, opcode, operands in _INSTRUCTION.findall(sass)]
-    jumps = ((at, re.search(r"0x([0-9a-f]+)\s*$", operands)) for at, opcode, operands in code if opcode == "BRA")
-    loops = {(int(target[1], 16), at) for at, target in jumps if target and int(target[1], 16) < at}
-    found = []
-    for first, last in sorted(loops, key=lambda loop: loop[1] - loop[0]):
-        counts = Counts.of([opcode for at, opcode, _ in code if first <= at <= last])
-        inner = any(first <= other and end <= last for other, end, _ in found)
-        if counts.mma and not inner:
-            found.append((first, last, counts))
-    main = max((counts for *_, counts in found), key=lambda counts: counts.mma, default=Counts())
-    return Counts.of([opcode for _, opcode, _ in code]), main
+    code = _INSTRUCTION.findall(sass)
+    opcodes = [opcode for _, _, opcode, _ in code]
+    loops = [loop for loop in _loops(code) if any(opcodes[at] in MMA for at in loop)]
+    innermost = [loop for loop in loops if not any(other < loop for other in loops)]
+    counts = (Counts.of([opcodes[at] for at in loop]) for loop in innermost)
+    return Counts.of(opcodes), max(counts, key=lambda each: each.mma, default=Counts())
+
+
+def _loops(code: Sequence[tuple[str, str, str, str]]) -> Iterator[set[int]]:
+    """The instructions of each loop, by number: those from which a jump back is reached before its target."""
+    numbers = {int(address, 16): number for number, (address, *_) in enumerate(code)}
+    before: list[list[int]] = [[] for _ in code]
+    back = []
+    for number, (_, predicate, opcode, operands) in enumerate(code):
+        jump = _TARGET.match(operands) if opcode == "BRA" else None
+        target = numbers.get(int(jump[2], 16)) if jump else None
+        if target is not None:
+            before[target].append(number)
+            back += [(number, target)] if target < number else []
+        always = not predicate.strip() and (opcode in ("EXIT", "RET") or (jump and not jump[1].strip()))
+        if not always and number + 1 < len(code):
+            before[number + 1].append(number)
+    for last, first in back:
+        loop, waiting = {first}, [last]
+        while waiting:
+            if (number := waiting.pop()) not in loop:
+                loop.add(number)
+                waiting += before[number]
+        yield loop
 
 
 _NAME = re.compile(
@@ -176,7 +192,7 @@ def tile_kernel(name: str) -> TileKernel | None:
     )
     shape = (int(match["m"]), int(match["n"]), int(match["k"]))
     flags = ("Array" in match["mainloop"], "Scatter" in name, "Pingpong" in name, "StreamK" in name)
-    return TileKernel(dtype, shape, int(match["stages"]), *flags, groupwise)
+    return TileKernel(dtype, shape, int(match["stages"]), *flags)
 
 
 def costs(path: Path) -> Iterator[TileCost]:
@@ -241,9 +257,6 @@ def _cuobjdump() -> Path:
     raise RequirementMissing("cuobjdump is not on PATH", "put the CUDA toolkit's bin on PATH, or pip install triton")
 
 
-# ---- the tiles of a recipe
-
-
 def tile_costs(target: FlashInferTarget) -> tuple[tuple[TileCost, ...], tuple[TileFacts, ...]]:
     """The tiles that builds of a recipe have compiled, and the facts of those that SM120 cannot launch.
 
@@ -280,7 +293,7 @@ def _is(kernel: TileKernel, fact: TileFacts) -> bool:
 
 
 def show(target: FlashInferTarget, problem_text: str, as_json: bool) -> None:
-    """Print the counts of the tiles that builds of a recipe have compiled: ``sm120kit tiles --cost``."""
+    """``sm120kit tiles --cost``: print the counts of the tiles that builds of a recipe have compiled."""
     problem = Problem.parse(problem_text) if problem_text else None
     found, too_big = tile_costs(target)
     if as_json:

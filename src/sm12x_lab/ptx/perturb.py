@@ -1,5 +1,7 @@
 """Delays in PTX, drawn from a seed: before barriers, waits, copies and stores, per CTA, warp or lane group.
 
+Odd seeds delay at a quarter of the sites, so that a store can be later than all that does not wait for it. Where a bulk copy
+reads shared memory, the copy engine is kept busy as well, so that the copy itself is late.
 Delays change no result of a kernel whose threads wait for each other where they have to. The preloaded driver writes seed and
 range of sites into the module's machine code before it is loaded (driver_shim.c): a module is assembled once for all seeds.
 """
@@ -37,7 +39,7 @@ def with_delays(text: str) -> tuple[str, tuple[DelaySite, ...]]:
     sources = _sources(text)
     edits = [(header(text)["address_size"].end(), _CONFIGURATION)]
     edits += [(body.end(), _PROLOGUE) for body in _BODY.finditer(code)]
-    edits += [(site.start, _delay(number)) for number, site in enumerate(found)]
+    edits += [(site.start, _delay(number, _busy(site))) for number, site in enumerate(found)]
     pieces, at = [], 0
     for place, insertion in sorted(edits, key=lambda edit: edit[0]):
         pieces += [text[at:place], insertion]
@@ -124,7 +126,29 @@ def _mixed(register: str, other: str) -> str:
     return f"{step} mul.lo.u32 {register}, {register}, 2146121005; {step} mul.lo.u32 {register}, {register}, 2221713035; {step}"
 
 
-def _delay(number: int) -> str:
+_TENSOR = re.compile(r"cp\.(?:reduce\.)?async\.bulk\.tensor\.(\dd)\.global\.shared")
+
+
+def _busy(site: PtxInstruction) -> str:
+    """Where a bulk copy reads shared memory: prefetches of what it writes, which the copy engine does before it."""
+    if tensor := _TENSOR.match(site.opcode):
+        prefetch = f"cp.async.bulk.prefetch.tensor.{tensor[1]}.L2.global.tile {site.operands[0]};"
+    elif re.match(r"cp\.(?:reduce\.)?async\.bulk\.global\.shared", site.opcode):
+        prefetch = f"cp.async.bulk.prefetch.L2.global {site.operands[0]}, {site.operands[2]};"
+    else:
+        return ""
+    guard = site.predicate[1:] if site.predicate.startswith("!") else f"!{site.predicate}"
+    return f"""{f"@{guard} bra sm120$end;" if site.predicate else ""}
+@!sm120$p bra sm120$end;
+mov.u32 sm120$t, 0;
+sm120$again:
+{prefetch}
+add.u32 sm120$t, sm120$t, 1; setp.lt.u32 sm120$p, sm120$t, 128;
+@sm120$p bra sm120$again;
+sm120$end:"""
+
+
+def _delay(number: int, busy: str) -> str:
     """One site. Seed and site decide who is delayed: a CTA, a warp or eight lanes; an eighth of them are, each time."""
     return f"""{{
 .reg .b32 sm120$h, sm120$t, sm120$v; .reg .pred sm120$on, sm120$p;
@@ -133,6 +157,8 @@ setp.le.u32 sm120$on, sm120$first, {number};
 setp.gt.and.u32 sm120$on, sm120$last, {number}, sm120$on;
 mad.lo.u32 sm120$h, {number}, 2246822507, sm120$seed;
 {_mixed("sm120$h", "sm120$t")}
+and.b32 sm120$v, sm120$seed, 1; mul.lo.u32 sm120$v, sm120$v, 48; and.b32 sm120$v, sm120$v, sm120$h;
+setp.eq.and.u32 sm120$on, sm120$v, 0, sm120$on;
 and.b32 sm120$t, sm120$h, 3; setp.ge.u32 sm120$p, sm120$t, 1;
 selp.b32 sm120$v, sm120$warp, 0, sm120$p; setp.ge.u32 sm120$p, sm120$t, 3;
 selp.b32 sm120$v, sm120$lanes, sm120$v, sm120$p;
@@ -144,5 +170,6 @@ and.b32 sm120$t, sm120$h, 7; setp.eq.and.u32 sm120$p, sm120$t, 0, sm120$on;
 shr.u32 sm120$h, sm120$h, 3; rem.u32 sm120$h, sm120$h, sm120$lengths;
 mov.u32 sm120$t, 32; shl.b32 sm120$t, sm120$t, sm120$h;
 @sm120$p nanosleep.u32 sm120$t;
+{busy}
 }}
 """

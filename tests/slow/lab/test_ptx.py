@@ -106,7 +106,8 @@ def test_costs_of_a_compiled_tile(state: Path, tools: Toolchain, tmp_path: Path)
     assembled = library.assemble(text.read_text(), tmp_path / "unit.cubin", tools, "sm_120f")
     found = list(tile_costs.costs(tmp_path / "unit.cubin"))
     assert {cost.kernel.shape for cost in found} == {(128, 128, 128)} and {cost.kernel.dtype for cost in found} == {"nvfp4"}
-    assert {cost.kernel.streamk for cost in found} == {False, True} and all(cost.loop.mma for cost in found)
+    assert {cost.kernel.streamk for cost in found} == {False, True}
+    assert {cost.loop.mma for cost in found} == {128**3 // (16 * 8 * 64) // 8}  # of a warp in a k tile
     (image,) = cubin.read(tmp_path / "unit.cubin")
     gemms = [kernel for kernel in image.kernels if kernel.fp4_mma]
     assert sorted(cost.whole.mma for cost in found) == sorted(kernel.fp4_mma for kernel in gemms)
