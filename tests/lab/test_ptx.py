@@ -908,6 +908,41 @@ def test_sites_of_delays() -> None:
     assert delayed.count("nanosleep") == len(sites) and delayed.count("sm120$delays[8]") == 1
 
 
+def test_two_accesses_of_a_race() -> None:
+    """Of a copy into a stage that is still read: addresses through registers, of two arrays and of another kernel."""
+    body = [
+        ".shared .align 16 .b8 stage[64];",
+        ".shared .align 16 .b8 others[64];",
+        "ld.param.b64 %d1, [from];",
+        "mov.b32 %r1, stage;",
+        "mov.b32 %r2, others;",
+        "mov.u32 %r3, %tid.x;",
+        "mad.lo.s32 %r4, %r3, 16, %r1;",
+        "add.s64 %d2, %d1, 32;",
+        "cp.async.cg.shared.global [%r4], [%d2], 16;",
+        "st.shared.b32 [%r2], %r3;",
+        "bar.sync 0;",
+        ".loc 1 31 4",
+        "ld.shared.b32 %r5, [%r1+8];",
+        "ld.shared.b32 %r6, [%r2];",
+        "cp.async.cg.shared.global [%r1], [%d1], 16;",
+        "st.global.b32 [%d9], %r5;",
+    ]
+    kernel = ".visible .entry {}(.param .b64 from)\n{{\n.reg .b32 %r<9>;\n.reg .b64 %d<10>;\n{}\nret;\n}}\n"
+    text = HEADER + '.file 1 "a.cu"\n' + kernel.format("k", "\n".join(body)) + kernel.format("l", "ld.shared.b32 %r5, [stage];")
+    _, sites = perturb.with_delays(text)
+    found = {site.instruction.split()[0]: site.accesses for site in reversed(sites[:5])}
+    assert "cp.async.cg.shared.global [%r4]" in found["cp.async.cg.shared.global"].late
+    assert (
+        "(a.cu:31): ld.shared.b32 %r5" in found["cp.async.cg.shared.global"].other
+        and found["cp.async.cg.shared.global"].others == 2
+    )
+    assert "ld.shared.b32 %r6" in found["st.shared.b32"].other and found["st.shared.b32"].others == 1
+    assert found["bar.sync"] == found["ld.shared.b32"] and "[%r1+8]" in found["bar.sync"].late
+    assert found["bar.sync"].others == 2 and "cp.async.cg.shared.global" in found["bar.sync"].other
+    assert sites[-1].instruction.startswith("ld.shared") and sites[-1].accesses.others == 0
+
+
 @pytest.mark.parametrize("where", [0, 6, 12])
 def test_bisection_finds_the_site_in_few_runs(where: int) -> None:
     """Of the second of two modules; a race that needs two delays ends with a range that has both."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -128,7 +129,17 @@ def _find_races(command: list[str], selection: RunSelection, workspace: Workspac
     for site in report.race.sites:
         source = f" ({site['source']})" if site["source"] else ""
         console.data(f"{report.race.module}: line {site['line']}{source}: delayed before: {site['instruction'][:200]}")
+        for line in _accesses(**site["accesses"]):
+            console.data(line)
     raise typer.Exit(1)
+
+
+def _accesses(late: str, other: str, others: int) -> Iterator[str]:
+    """The two accesses of a race, as far as the PTX shows them."""
+    if late:
+        yield f"  late access: {late}"
+        nearest = f", the nearest of {others} to the same memory" if others > 1 else ""
+        yield f"  other access{nearest}: {other}" if other else "  other access: none in this kernel has the same memory"
 
 
 MOST_NAMES = 8

@@ -8,10 +8,12 @@ range of sites into the module's machine code before it is loaded (driver_shim.c
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from sm12x_lab.ptx.accesses import NO_PAIR, Pair, pairs
 from sm12x_lab.ptx.syntax import PtxInstruction, blank_comments, header, instructions
 
 MAGIC = (0x32316D73, 0x6C656478, 0x73796179, 0x0AB12039)
@@ -26,30 +28,36 @@ FLAG = "perturbed"
 
 @dataclass(frozen=True)
 class DelaySite:
-    """A place for delays, before an instruction in ``line`` of the module. ``source`` is ``FILE:LINE``, if the PTX has it."""
+    """A place for delays, before an instruction in ``line`` of the module. ``source`` is ``FILE:LINE``, if the PTX has it.
+
+    ``accesses`` are those that race if such a delay shows a race.
+    """
 
     line: int
     instruction: str
     source: str = ""
+    accesses: Pair = NO_PAIR
 
 
 def with_delays(text: str) -> tuple[str, tuple[DelaySite, ...]]:
     """A module with a delay at each site, and the sites by their number. No site is delayed before the driver says so."""
-    code, found = blank_comments(text), list(_sites(instructions(text)))
-    sources = _sources(text)
+    listed = list(instructions(text))
+    found, sources = list(_sites(iter(listed))), _sources(text)
+    bodies = [body.end() for body in _BODY.finditer(blank_comments(text))]
+    accesses = pairs(listed, bodies, sources)
     edits = [(header(text)["address_size"].end(), _CONFIGURATION)]
-    edits += [(body.end(), _PROLOGUE) for body in _BODY.finditer(code)]
+    edits += [(body, _PROLOGUE) for body in bodies]
     edits += [(site.start, _delay(number, _busy(site))) for number, site in enumerate(found)]
     pieces, at = [], 0
     for place, insertion in sorted(edits, key=lambda edit: edit[0]):
         pieces += [text[at:place], insertion]
         at = place
-    sites = (DelaySite(site.line, str(site), sources(site.line)) for site in found)
+    sites = (DelaySite(site.line, str(site), sources(site.line), accesses(site.start)) for site in found)
     return "".join([*pieces, text[at:]]), tuple(sites)
 
 
 _BODY = re.compile(r"\.(?:entry|func)\b[^{};]*\{")
-_LOCATION = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)", re.MULTILINE)
+_LOCATION = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -84,16 +92,14 @@ def _kind(parts: tuple[str, ...]) -> str:
             return ""
 
 
-def _sources(text: str):  # type: ignore[no-untyped-def]
+def _sources(text: str) -> Callable[[int], str]:
     """A function from a line of the module to ``FILE:LINE`` of the source; empty without line information."""
-    files = dict(_FILE.findall(text))
-    places = [(text.count("\n", 0, found.start()) + 1, found[1], found[2]) for found in _LOCATION.finditer(text)]
-
-    def source(line: int) -> str:
-        before = [place for place in places if place[0] <= line]
-        return f"{files.get(before[-1][1], '?')}:{before[-1][2]}" if before else ""
-
-    return source
+    files, lines, places = dict(_FILE.findall(text)), [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        if place := _LOCATION.match(line):
+            lines.append(number)
+            places.append(f"{files.get(place[1], '?')}:{place[2]}")
+    return lambda line: places[at - 1] if (at := bisect.bisect_right(lines, line)) else ""
 
 
 _WORDS = ", ".join(map(str, (*MAGIC, 0, 0, 0, LENGTHS)))
