@@ -61,7 +61,7 @@ def tiles_(
     """
     if (emulate or cost) and _tile_numbers() is None:
         raise plugins.required("--cost" if cost else "--emulate")
-    if (problem and not cost) or (cost and (emulate or write)):
+    if (problem and not cost) or (cost and (emulate or write or unpatched)):
         raise typer.BadParameter("--problem requires --cost, and --cost stands alone", param_hint="--cost")
     target = resolve(engine, sources.run_options())
     if write and target.engine:
