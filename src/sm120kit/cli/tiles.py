@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -23,6 +23,23 @@ def _tile_numbers() -> Any:
     return plugins.function("tile_numbers")
 
 
+@dataclass(frozen=True)
+class CostOptions:
+    """Whether compiled tiles are counted, and the GEMM for waves and bytes."""
+
+    cost: Annotated[
+        bool,
+        option(
+            "--cost",
+            "Instead, count instructions, spills and CTAs/SM of the tiles that builds have compiled.",
+            hidden=_tile_numbers() is None,
+        ),
+    ] = False
+    problem: Annotated[
+        str, option("--problem M,N,K", "With --cost: waves and bytes of a GEMM.", hidden=_tile_numbers() is None)
+    ] = ""
+
+
 def tiles_(
     engine: SourceRecipeName,
     emulate: Annotated[
@@ -33,22 +50,12 @@ def tiles_(
             hidden=_tile_numbers() is None,
         ),
     ] = False,
-    cost: Annotated[
-        bool,
-        option(
-            "--cost",
-            "Instead, count instructions, spills and CTAs/SM of the tiles that builds have compiled.",
-            hidden=_tile_numbers() is None,
-        ),
-    ] = False,
-    problem: Annotated[
-        str, option("--problem M,N,K", "With --cost: waves and bytes of a GEMM.", hidden=_tile_numbers() is None)
-    ] = "",
     write: Annotated[
         bool, option("--write", "Only record beside a FlashInfer recipe which tiles cannot be launched, for plans.")
     ] = False,
     unpatched: Annotated[bool, option("--unpatched", "The tiles of the source as released.")] = False,
     *,
+    counted: CostOptions,
     sources: Sources,
     as_json: Annotated[bool, option("--json", "Print full records as JSON.")] = False,
 ) -> None:
@@ -59,6 +66,7 @@ def tiles_(
     wrong numbers: with sm12x-lab installed, --emulate checks them. Speed and the instructions themselves are unverified on
     SM120.
     """
+    cost, problem = counted.cost, counted.problem
     if (emulate or cost) and _tile_numbers() is None:
         raise plugins.required("--cost" if cost else "--emulate")
     if (problem and not cost) or (cost and (emulate or write or unpatched)):
