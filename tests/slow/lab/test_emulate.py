@@ -30,6 +30,7 @@ PUBLISHED = RECEIPTS / "negative" / "cutlass-published-effective-block-sf.patch"
 INCLUDE = "3rdparty/cutlass/include"
 MAINLOOP = "cutlass/gemm/collective/sm120_blockscaled_mma_array_tma.hpp"
 SCHEDULER = "cutlass/gemm/kernel/sm90_tile_scheduler_group.hpp"
+EPILOGUE = "cutlass/epilogue/collective/sm90_epilogue_array_tma_warpspecialized.hpp"
 
 Run = Callable[..., Emulation]
 
@@ -74,6 +75,7 @@ _SFB_IN_SMEM = (
 )
 _STAGE_OF_SFB = "append(stride(SmemLayoutAtomSFB{}), size(filter_zeros(SmemLayoutAtomSFB{})))"
 _TILES_SO_FAR = "group_info.start_linear_idx + group_info.total_tiles"
+_MAP_OF_C, _EXTENTS = "fill_tma_gmem_shape_stride(params.tma_load_c, tensor_c,", "prob_shape, prob_stride);"
 PAST_32 = "scheduler loses count after 32 groups"
 EDITS = {
     "scale factors folded along k": Edit("scale fold", {"copy(tCsSFA_stage(_,_,k_block),": "copy(tCsSFA_stage(_,_,_0{}),"}),
@@ -93,6 +95,15 @@ EDITS = {
         "wrong group offset",
         {f"{_TILES_SO_FAR}, NumThreadsPerWarp - 1)": f"{_TILES_SO_FAR}, 0)"},
         file=SCHEDULER,
+        whole_kernel=True,
+    ),
+    "map of C keeps the first group's address": Edit(
+        "wrong group offset", {"params.ptr_C[next_batch]);": "params.ptr_C[0]);"}, file=EPILOGUE, whole_kernel=True
+    ),
+    "map of C keeps the first group's rows": Edit(
+        "wrong group offset",
+        {f"{_MAP_OF_C} \n{' ' * 50}{_EXTENTS}": f"{_MAP_OF_C} {_EXTENTS} prob_shape[1] = 1;"},
+        file=EPILOGUE,
         whole_kernel=True,
     ),
 }
