@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from sm120kit.core import console, process
+from sm120kit.core import process
 from sm120kit.core.errors import BadInput, NotFound, RequirementMissing
 from sm120kit.kernels import tables
 from sm120kit.kernels.cubin import device, elf, fatbin
@@ -89,8 +89,6 @@ def resident(registers: int, threads: int, shared_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Problem:
-    """A GEMM of M x N x K."""
-
     m: int
     n: int
     k: int
@@ -130,10 +128,7 @@ _TARGET = re.compile(r"^(.*?)0x([0-9a-f]+)\s*$")
 
 
 def kernel_counts(sass: str) -> tuple[Counts, Counts]:
-    """The counts of a kernel and of its main loop: of the innermost loops with MMA, the one that has the most.
-
-    ``sass`` is its machine code as ``cuobjdump -sass`` prints it. Without such a loop, the second is empty.
-    """
+    """The counts of a kernel, by ``cuobjdump -sass``, and of its main loop: the innermost with most MMA; empty if none has."""
     code = _INSTRUCTION.findall(sass)
     opcodes = [opcode for _, _, opcode, _ in code]
     loops = [loop for loop in _loops(code) if any(opcodes[at] in MMA for at in loop)]
@@ -236,7 +231,7 @@ def max_threads(code: elf.Elf, kernel: str) -> int:
 
 
 def demangled(names: Iterable[str]) -> list[str]:
-    """The names as C++ text, by the host compiler's c++filt; its default limit of recursion is too small for CUTLASS."""
+    """The names as C++ text; c++filt's own limit of recursion is too small for CUTLASS."""
     if not (program := process.find_program("c++filt")):
         raise RequirementMissing("c++filt is not on PATH", "install binutils")
     return process.run([program, "-r"], stdin="".join(f"{name}\n" for name in names).encode()).stdout.splitlines()
@@ -250,7 +245,6 @@ def _sass(code: bytes) -> str:
 
 
 def _cuobjdump() -> Path:
-    """The program on PATH, or the one that Triton's wheel carries."""
     carried = Path(sysconfig.get_path("purelib")) / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
     if program := process.find_program("cuobjdump") or (carried if carried.is_file() else None):
         return program
@@ -292,21 +286,15 @@ def _is(kernel: TileKernel, fact: TileFacts) -> bool:
     )
 
 
-def show(target: FlashInferTarget, problem_text: str, as_json: bool) -> None:
-    """``sm120kit tiles --cost``: print the counts of the tiles that builds of a recipe have compiled."""
+def counted(target: FlashInferTarget, problem_text: str) -> tuple[list[dict[str, str]], list[str], dict[str, object]]:
+    """For ``tiles --cost``: the cells of each compiled tile, lines below the table, and both as JSON data."""
     problem = Problem.parse(problem_text) if problem_text else None
     found, too_big = tile_costs(target)
-    if as_json:
-        console.json_data({"tiles": [data(cost, problem) for cost in found], "notes": notes(too_big)})
-        return
-    rows = [cells(cost, problem) for cost in found]
-    console.table(tuple(rows[0]), (tuple(row.values()) for row in rows))
-    for line in notes(too_big):
-        console.data(line)
+    lines = notes(too_big)
+    return [cells(cost, problem) for cost in found], lines, {"tiles": [data(cost, problem) for cost in found], "notes": lines}
 
 
 def cells(cost: TileCost, problem: Problem | None) -> dict[str, str]:
-    """The cells of a kernel by column."""
     kernel, whole, loop = cost.kernel, cost.whole, cost.loop
     kinds = {"grouped": kernel.grouped, "finalize": kernel.finalize, "pingpong": kernel.pingpong, "stream-k": kernel.streamk}
     row = {

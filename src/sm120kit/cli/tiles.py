@@ -77,8 +77,8 @@ def tiles_(
     if write:
         console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target.flashinfer, patched=True))}")
         return
-    if cost and (show := plugins.function("tile_costs")):
-        show(_require_kernels(target), problem, as_json)
+    if cost and (counted_tiles := plugins.function("tile_costs")):
+        _show_costs(as_json, *counted_tiles(_require_kernels(target), problem))
         return
     facts = _tiles(_require_kernels(target), not unpatched, emulate)
     if as_json:
@@ -89,6 +89,15 @@ def tiles_(
     generated = [fact for fact in facts if fact.generated]
     fits, broken = sum(fact.fits for fact in generated), sum(not fact.compiles for fact in generated)
     console.data(f"{len(generated)} generated: {fits} fit, {len(generated) - fits - broken} too big, {broken} do not compile")
+
+
+def _show_costs(as_json: bool, rows: Sequence[dict[str, str]], notes: Sequence[str], data: dict[str, object]) -> None:
+    if as_json:
+        console.json_data(data)
+        return
+    console.table(tuple(rows[0]), (tuple(row.values()) for row in rows))
+    for line in notes:
+        console.data(line)
 
 
 def _merged(facts: Sequence[TileFacts]) -> dict[TileFacts, list[str]]:

@@ -135,7 +135,6 @@ def _find_races(command: list[str], selection: RunSelection, workspace: Workspac
 
 
 def _accesses(late: str, other: str, others: int) -> Iterator[str]:
-    """The two accesses of a race, as far as the PTX shows them."""
     if late:
         yield f"  late access: {late}"
         nearest = f", the nearest of {others} to the same memory" if others > 1 else ""

@@ -1,7 +1,6 @@
-"""The two accesses of a race: what a delay makes late, and what in the same kernel touches the same memory.
+"""The two accesses of a race: what a delay makes late, and what in the same kernel touches the same variable or parameter.
 
-Addresses are followed back to variables and parameters through the instructions that compute them, whatever order they run in:
-an access that is named may touch another element.
+Addresses are followed back through the instructions that compute them: an access may touch another element.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from functools import cache
 
 from sm12x_lab.ptx.syntax import PtxInstruction, elements
 
-Memory = frozenset[str]
-"""Variables and parameters from which an address is computed."""
+Memory = frozenset[str]  # variables and parameters from which an address is computed
 
 _NAME = re.compile(r"[%$_A-Za-z][\w$.]*")
 _COMPUTED = re.compile(r"(mov|add|sub|mad|mul|cvta|cvt|or|and|xor|shl|shr|selp|lop3|bfi|bfe|shf|min|max|prmt|ld\.param)\b")
@@ -116,7 +114,6 @@ def pairs(listed: Iterable[PtxInstruction], bodies: Sequence[int], source: Calla
 
 
 def _divided(listed: Iterable[PtxInstruction], bodies: Sequence[int]) -> list[list[PtxInstruction]]:
-    """The instructions of each function; those before the first are none."""
     kernels: list[list[PtxInstruction]] = [[] for _ in range(len(bodies) + 1)]
     for instruction in listed:
         kernels[bisect.bisect_right(bodies, instruction.start)].append(instruction)
