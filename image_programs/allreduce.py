@@ -1,7 +1,7 @@
 """Measure an all-reduce between the GPUs of this machine, in the image of an engine: sums, CUDA graphs, times.
 
-``python3 allreduce.py REQUEST``, where REQUEST is JSON: ``method`` (``nccl`` or ``pcie-ipc``), ``world`` GPUs, ``hidden``
-size, ``rows`` of the messages, ``dtype``, ``setup_seconds`` and ``step_seconds``; of tests also ``tune``, ``beside`` and
+``python3 allreduce.py REQUEST``, where REQUEST is JSON: ``method`` (a key of ``METHODS``), ``world`` GPUs, ``hidden`` size,
+``rows`` of the messages, ``dtype``, ``setup_seconds`` and ``step_seconds``; of tests also ``tune``, ``beside`` and
 ``cache``. Prints a line of JSON for each number of rows, one for a sequence of calls, and one with ``end``: ``finished``, or
 ``stalled`` or ``died`` with the rank that is behind and its step. No step may take longer than its limit: a kernel that waits
 for a rank that does not call waits for ever.
@@ -68,7 +68,36 @@ def pcie_ipc(request, group, cpu_group):
     return workspace.all_reduce, on_another_stream
 
 
-METHODS = {"nccl": nccl, "pcie-ipc": pcie_ipc}
+def custom(request, group, cpu_group):
+    """The engine's own; what it refuses, such as long messages, NCCL adds, as in the engine."""
+    import torch
+    import torch.distributed as dist
+
+    communicator = custom_communicator(cpu_group, torch.device("cuda", torch.cuda.current_device()))
+    if communicator is None or communicator.disabled:
+        raise RuntimeError("Error: the engine has no custom all-reduce between these GPUs")
+
+    def reduce(tensor):
+        result = communicator.custom_all_reduce(tensor) if communicator.should_custom_ar(tensor) else None
+        if result is None:
+            dist.all_reduce(tensor, group=group)
+        return tensor if result is None else result
+
+    return reduce, communicator.capture
+
+
+def custom_communicator(group, device):
+    """That of vLLM or SGLang, whichever is installed."""
+    try:
+        from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
+    except ImportError:
+        from sglang.srt.distributed.device_communicators.custom_all_reduce import dispatch_custom_allreduce
+
+        return dispatch_custom_allreduce(group, device)(group, device)
+    return CustomAllreduce(group, device)
+
+
+METHODS = {"nccl": nccl, "custom": custom, "pcie-ipc": pcie_ipc}
 
 
 class Progress:

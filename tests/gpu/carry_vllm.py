@@ -1,13 +1,16 @@
 """Pack an upstream wheel of vLLM, and wheels of what it needs, for a Hopper machine without a network.
 
 ``python tests/gpu/carry_vllm.py DIR WHEEL [WHEEL ...]``: writes ``DIR/site.tar.xz``, to be unpacked into a folder on
-PYTHONPATH. Of the wheels' device code only that for sm_90 is kept; FlashAttention, DeepGEMM and FlashMLA are left out, and a
-module without content stands for xgrammar, which vLLM imports at its start: 244 MB of vLLM and 46 of others become 38.
+PYTHONPATH. Of the wheels' device code that for sm_90 is kept, and PTX where there is none: vLLM 0.33.0 has 336 MB, the file 61.
+FlashAttention 2, DeepGEMM, FlashMLA and the server in Rust are left out.
+``python tests/gpu/carry_vllm.py DIR --flashinfer WHEEL [WHEEL ...]``: writes ``DIR/flashinfer.tar.xz`` with the Python of
+FlashInfer, other wheels, and the sources of its all-reduce by PCIe-IPC and of ``trtllm_utils``, which it compiles there.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import re
 import struct
 import sys
 import tarfile
@@ -15,10 +18,28 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-LEFT_OUT = ("vllm/vllm_flash_attn/*.so", "vllm/third_party/deep_gemm/*", "vllm/_flash*.so", "pycountry/locales/*", "*/tests/*")
+LEFT_OUT = (
+    "vllm/vllm_flash_attn/_vllm_fa2*.so",
+    "vllm/third_party/deep_gemm/*",
+    "vllm/third_party/fmha_sm100/*",
+    "vllm/_flashmla*.so",
+    "vllm/_deepselect*.so",
+    "vllm/_qutlass*.so",
+    "vllm/vllm-rs",
+    "pycountry/locales/*",
+    "mistral_common/data/*",
+    "*/tests/*",
+)
+DATA = "flashinfer/data"
+UTILITIES = (
+    "tensorrt_llm/kernels/delayStream.cu",
+    *(f"cpp/common/{name}.cpp" for name in ("envUtils", "logger", "stringUtils")),
+)
+SOURCES = ("pcie_ipc_all_reduce.cu", *(f"nv_internal/{name}" for name in (*UTILITIES, "cpp/common/tllmException.cpp")))
+"""What FlashInfer compiles, in ``csrc``; beside the folder of a file, headers are in these."""
+HEADERS = ("csrc", "include", "csrc/nv_internal", "csrc/nv_internal/include")
 MAGIC = b"\x50\xed\x55\xba"
-CUBIN, HOPPER = 2, 90
-XGRAMMAR = "def __getattr__(name):\n    if name.startswith('__'):\n        raise AttributeError(name)\n    return object\n"
+PTX, CUBIN, HOPPER = 1, 2, 90
 
 
 def slim(data: bytearray) -> bytearray:
@@ -38,33 +59,72 @@ def slim(data: bytearray) -> bytearray:
 
 
 def entries(fatbin: bytearray) -> list[bytearray]:
-    """Those with machine code for Hopper."""
-    found, at = [], 0
+    """Those with machine code for Hopper, else the PTX that the driver compiles for it."""
+    found: dict[tuple[int, int], list[bytearray]] = {}
+    at = 0
     while at < len(fatbin):
         kind, _, header, size = struct.unpack_from("<HHIQ", fatbin, at)
         (arch,) = struct.unpack_from("<I", fatbin, at + 28)
-        if (kind, arch) == (CUBIN, HOPPER):
-            found.append(fatbin[at : at + header + size])
+        found.setdefault((kind, arch), []).append(fatbin[at : at + header + size])
         at += header + size
-    return found
+    if machine_code := found.get((CUBIN, HOPPER)):
+        return machine_code
+    older = [arch for kind, arch in found if kind == PTX and arch <= HOPPER]
+    return found[PTX, max(older)] if older else []
 
 
-def main(target: str, wheels: list[str]) -> None:
+def unpack(site: Path, wheel: str, left_out: tuple[str, ...]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not any(fnmatch.fnmatch(name, each) for each in left_out)]
+        archive.extractall(site, names)
+
+
+def pack(target: Path, site: Path) -> None:
+    with tarfile.open(target, "w:xz") as packed:
+        packed.add(site, site.name)
+
+
+def vllm(target: Path, wheels: list[str]) -> None:
+    """Write ``site.tar.xz``."""
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder, "site")
         for wheel in wheels:
-            with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if not any(fnmatch.fnmatch(name, each) for each in LEFT_OUT)]
-                archive.extractall(site, names)
-        for library in site.glob("vllm/*.so"):
+            unpack(site, wheel, LEFT_OUT)
+        for library in site.glob("vllm/**/*.so"):
             library.write_bytes(slim(bytearray(library.read_bytes())))
-        attention = site / "vllm" / "vllm_flash_attn" / "__init__.py"
-        attention.write_text(attention.read_text().replace("if not (FA2_AVAILABLE or FA3_AVAILABLE):", "if False:"))
-        (site / "xgrammar").mkdir()
-        (site / "xgrammar" / "__init__.py").write_text(XGRAMMAR)
-        with tarfile.open(Path(target, "site.tar.xz"), "w:xz") as packed:
-            packed.add(site, "site")
+        pack(target / "site.tar.xz", site)
+
+
+def included(data: Path) -> set[Path]:
+    """The sources with all headers that they include; those of other packages are not among them."""
+    found: set[Path] = set()
+    waiting = [data / "csrc" / name for name in SOURCES]
+    while waiting:
+        file = waiting.pop().resolve()
+        if file in found:
+            continue
+        found.add(file)
+        for name in re.findall(r'^ *# *include *[<"]([^>"]+)[>"]', file.read_text(), re.MULTILINE):
+            places = (file.parent / name, *(data / folder / name for folder in HEADERS))
+            waiting += [next(place for place in places if place.exists())] if any(place.exists() for place in places) else []
+    return found
+
+
+def flashinfer(target: Path, wheels: list[str]) -> None:
+    """Write ``flashinfer.tar.xz``."""
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder, "flashinfer-site")
+        for wheel in wheels:
+            unpack(site, wheel, ())
+        needed = included((site / DATA).resolve())
+        for file in (site / DATA).rglob("*"):
+            if file.is_file() and file.resolve() not in needed:
+                file.unlink()
+        pack(target / "flashinfer.tar.xz", site)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    if sys.argv[2] == "--flashinfer":
+        flashinfer(Path(sys.argv[1]), sys.argv[3:])
+    else:
+        vllm(Path(sys.argv[1]), sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Faults of a running vLLM, seeded in each of its processes by a plugin: ``SEEDED_FAULT`` names one."""
+"""Faults of a running vLLM (0.33.0), seeded in each of its processes by a plugin: ``SEEDED_FAULT`` names one."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ def stale_all_reduce() -> None:
 
 
 def left_out_all_reduce() -> None:
-    """The sum of every fourth call lacks the other GPU's part, doubled in its place."""
-    _all_reduce(lambda group, tensor, total: 2 * tensor if group.calls % 4 == 0 else total)
+    """The sum of every fourth call is this GPU's part alone, as often as there are GPUs."""
+    _all_reduce(lambda group, tensor, total: group.world_size * tensor if group.calls % 4 == 0 else total)
 
 
 def exchanged_rows() -> None:
-    """The logits of the requests in a batch are exchanged."""
-    from vllm.v1.sample.sampler import Sampler
+    """The logits of the rows of a batch, of requests and of drafts, are exchanged."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-    original = Sampler.forward
+    original = LogitsProcessor.forward
 
-    def forward(self: Any, logits: Any, *args: Any, **named: Any) -> Any:
-        return original(self, logits.roll(1, 0) if logits.shape[0] > 1 else logits, *args, **named)
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        logits = original(self, *args, **named)
+        return logits if logits is None or len(logits) == 1 else logits.roll(1, 0)
 
-    Sampler.forward = forward
+    LogitsProcessor.forward = forward
 
 
 def blocks_by_length() -> None:
@@ -65,14 +66,17 @@ def blocks_by_length() -> None:
 
 def drafts_all() -> None:
     """Every draft is accepted."""
-    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
     original = rejection_sampler.rejection_sample
 
-    def accept(drafts: Any, *args: Any, **named: Any) -> Any:
-        logits = args[4] if len(args) > 4 else named["target_logits"]
-        logits.scatter_(1, drafts.long().unsqueeze(1), 1e4)
-        return original(drafts, *args, **named)
+    def accept(logits: Any, draft_logits: Any, drafts: Any, cumulated: Any, *args: Any, **named: Any) -> Any:
+        last = cumulated[1:] - 1
+        follows = drafts.roll(-1).clamp(min=0).long()
+        bonus = logits[last]
+        logits = logits.scatter(1, follows.unsqueeze(1), 1e4)
+        logits[last] = bonus
+        return original(logits, draft_logits, drafts, cumulated, *args, **named)
 
     rejection_sampler.rejection_sample = accept
 

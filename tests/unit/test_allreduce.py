@@ -80,13 +80,13 @@ def test_serve_uses_what_was_measured_in_this_image_on_these_gpus(tmp_path: Path
     def selected(choice: str = "auto", image: str = "1" * 64, gpus: tuple[str, ...] = gpus) -> str:
         return allreduce.selected(choice, configuration, image, gpus, workspace)
 
-    assert selected() == "nccl"
+    assert selected() == allreduce.DEFAULT
     record = allreduce.AllReduceRecord("1" * 64, gpus, 64, (), "pcie-ipc")
     path = allreduce.store(record, configuration, workspace)
     assert selected() == "pcie-ipc" and selected("nccl") == "nccl"
-    assert selected(gpus=("RTX 5090",) * 2) == selected(image="") == selected(image="2" * 64) == "nccl"
+    assert selected(gpus=("RTX 5090",) * 2) == selected(image="") == selected(image="2" * 64) == allreduce.DEFAULT
     path.write_text("{")
-    assert selected() == "nccl"
+    assert selected() == allreduce.DEFAULT
     with pytest.raises(NotFound, match="ring"):
         selected("ring")
     for choice in ("ring", "pcie-ipc"):
@@ -96,10 +96,10 @@ def test_serve_uses_what_was_measured_in_this_image_on_these_gpus(tmp_path: Path
 
 def test_only_engines_with_its_flashinfer_have_pcie_ipc() -> None:
     today = configurations.load(TWO)
-    assert allreduce.methods(today)["pcie-ipc"]
-    assert set(allreduce.methods(replace_engine(today, "vllm-0.19.1"))) == {"nccl"}
+    assert allreduce.measurable(today) == ("nccl", "custom", "pcie-ipc")
+    assert allreduce.measurable(replace_engine(today, "vllm-0.19.1")) == ("nccl", "custom")
     with pytest.raises(RequirementMissing):
-        allreduce.require_several(replace_engine(today, "vllm-0.19.1"))
+        allreduce.measurable(configurations.load(ONE))
 
 
 def replace_engine(configuration: configurations.Configuration, engine: str) -> configurations.Configuration:

@@ -58,7 +58,7 @@ def configured(configuration: Configuration, option: Ablation) -> Configuration:
 
 def all_reduce(configuration: Configuration, options: Iterable[Ablation]) -> str:
     """The all-reduce of all variants: ``auto``, or the default where an option selects one, which `tune` may have found."""
-    selecting = {name for variables in configuration.served_by.all_reduces.values() for name in variables}
+    selecting = {name for each in configuration.served_by.all_reduces.values() for name in each.environment}
     return allreduce.DEFAULT if any(selecting & option.environment.keys() for option in options) else "auto"
 
 

@@ -32,7 +32,7 @@ def tune(
     One that computes wrong sums, stalls for 30 s or ends is named and not used. `sm120kit serve` uses the result.
     """
     configuration = configurations.load(config, arguments.problems)
-    allreduce.require_several(configuration)
+    allreduce.measurable(configuration)
     workspace = sources.workspace()
     resolved = resolve(configuration, image, images.source(), ServerLocation(serving.free_port()), workspace)
     launch.require_daemon(resolved, workspace)
@@ -46,8 +46,9 @@ def tune(
     service = launch.labelled_service(launch.idle_service(resolved, model, workspace), configuration, label)
     request = allreduce.AllReduceRequest(len(service.gpus), hidden, sizes)
     measured = []
-    for method, variables in allreduce.methods(configuration).items():
+    for method in allreduce.measurable(configuration):
         with console.step(f"measure {method} on {len(service.gpus)} GPUs, {len(sizes)} sizes"):
+            variables = allreduce.methods(configuration)[method].environment
             measured.append(allreduce.measure(service, label, method, variables, request))
     assert resolved.image is not None
     record = allreduce.AllReduceRecord(

@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import cache
 
 from sm120kit.core.errors import NotFound
-from sm120kit.engines.engine import ApiKey, Engine, LogSigns, Metrics, Node
+from sm120kit.engines.engine import AllReduce, ApiKey, Engine, LogSigns, Metrics, Node
 from sm120kit.engines.sglang import SGLANG
 from sm120kit.engines.vllm import VLLM
 
-__all__ = ["ApiKey", "Engine", "LogSigns", "Metrics", "Node", "all_engines", "find", "find_of_recipe", "of_recipe"]
+__all__ = ["AllReduce", "ApiKey", "Engine", "LogSigns", "Metrics", "Node", "all_engines", "find", "find_of_recipe", "of_recipe"]
 
 GROUP = "sm120kit.engines"
 

@@ -20,6 +20,14 @@ Parse = Callable[[list[str]], object]
 
 
 @dataclass(frozen=True)
+class AllReduce:
+    """What selects an all-reduce between GPUs: arguments and variables."""
+
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Metrics:
     """Names of a server's Prometheus metrics by meaning; empty for one that it does not have.
 
@@ -114,7 +122,7 @@ class Engine:
     beside weights and KV cache, and ``fp8_cache`` is a data type of the cache. ``quantizations`` are its names of
     methods that ``config.json`` names differently, ``other_gpus`` methods that have no code for SM12x.
 
-    ``all_reduces`` are variables that select an all-reduce between GPUs other than its default, by the method's name.
+    ``all_reduces`` select an all-reduce between GPUs other than its default, by the method's name.
 
     ``metrics`` are the names of its metrics. Its server has JSON with its ``version`` at ``info_path``. With ``counts_tokens``
     it accepts ``continuous_usage_stats``, a count of tokens with each chunk, and with ``salts_cache`` ``cache_salt``: only
@@ -151,7 +159,7 @@ class Engine:
     other_gpus: frozenset[str] = frozenset()
     tool_arguments: tuple[str, ...] = ()
     any_context: str = ""
-    all_reduces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    all_reduces: Mapping[str, AllReduce] = field(default_factory=dict)
     memory_share: float = 0.90
     share_of_free: bool = False
     fp8_cache: str = "fp8"

@@ -13,6 +13,7 @@ from typing import Any
 from sm120kit.core.outside import integer, parse_json
 from sm120kit.engines.engine import (
     MASTER_PORT,
+    AllReduce,
     ApiKey,
     Engine,
     LogSigns,
@@ -226,7 +227,11 @@ SGLANG = Sglang(
     ),
     api_key=ApiKey("SM120KIT_API_KEY", ("--api-key", "$(SM120KIT_API_KEY)")),
     host_variable="SGLANG_HOST_IP",  # srt/utils/network.py
-    all_reduces={"pcie-ipc": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}},  # srt/environ.py of 0.5.23
+    all_reduces={
+        "nccl": AllReduce(("--disable-custom-all-reduce",)),
+        "custom": AllReduce(),
+        "pcie-ipc": AllReduce(environment={"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}),  # srt/environ.py of 0.5.23
+    },
     options={
         "tensor_parallel": ("--tensor-parallel-size", "--tp-size"),
         "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size"),

@@ -16,6 +16,7 @@ from sm120kit.core.errors import did_you_mean
 from sm120kit.core.outside import MAX_DEPTH, integer, parse_json
 from sm120kit.engines.engine import (
     MASTER_PORT,
+    AllReduce,
     ApiKey,
     Engine,
     LogSigns,
@@ -316,7 +317,11 @@ VLLM = Vllm(
     ),
     api_key=ApiKey("VLLM_API_KEY"),  # envs.py
     host_variable="VLLM_HOST_IP",  # envs.py
-    all_reduces={"pcie-ipc": {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}},  # envs.py of 0.33.0
+    all_reduces={
+        "nccl": AllReduce(("--disable-custom-all-reduce",)),
+        "custom": AllReduce(),
+        "pcie-ipc": AllReduce(environment={"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}),  # envs.py of 0.33.0
+    },
     options={
         "tensor_parallel": ("--tensor-parallel-size", "-tp"),
         "pipeline_parallel": ("--pipeline-parallel-size", "-pp"),

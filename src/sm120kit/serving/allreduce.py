@@ -16,6 +16,7 @@ from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissi
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
+from sm120kit.engines import AllReduce
 from sm120kit.recipes import load_engine
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import docker_run, server_containers
@@ -23,8 +24,8 @@ from sm120kit.serving._container import Mount, Service
 from sm120kit.serving._kv_layout import WIDTH_LIMIT
 from sm120kit.serving.checkpoint import LocalFiles, language_config
 
-DEFAULT = "nccl"
-"""The all-reduce of an engine whose variables select no other."""
+DEFAULT = "default"
+"""What an engine selects itself."""
 PCIE_IPC_SINCE = Version("0.7.2")
 """The first FlashInfer of a recipe with ``PcieIpcAllReduceWorkspace`` (comm/pcie_ipc_ar.py); 0.6.8.post1 does not have it."""
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -82,15 +83,30 @@ class AllReduceRecord:
     best: str
 
 
-def methods(configuration: Configuration) -> Mapping[str, Mapping[str, str]]:
-    """The variables of each all-reduce between the GPUs of a configuration.
+def methods(configuration: Configuration) -> Mapping[str, AllReduce]:
+    """The all-reduces between the GPUs of a configuration, of which it has others than the default on several of one machine.
 
-    Others than NCCL come with the FlashInfer of its engine, for several GPUs of one machine.
+    PCIe-IPC comes with the FlashInfer of its engine.
     """
-    flashinfer = load_engine(configuration.engine).flashinfer.rpartition("-")[2]
     several = configuration.tensor_parallel > 1 and configuration.hardware.nodes == 1
-    with_others = several and bool(flashinfer) and Version(flashinfer) >= PCIE_IPC_SINCE
-    return {DEFAULT: {}, **(configuration.served_by.all_reduces if with_others else {})}
+    flashinfer = load_engine(configuration.engine).flashinfer.rpartition("-")[2]
+    missing = () if flashinfer and Version(flashinfer) >= PCIE_IPC_SINCE else ("pcie-ipc",)
+    found = configuration.served_by.all_reduces if several else {}
+    return {DEFAULT: AllReduce(), **{name: each for name, each in found.items() if name not in missing}}
+
+
+def measurable(configuration: Configuration) -> tuple[str, ...]:
+    """The methods to compare: the default is one of them.
+
+    Raises:
+        RequirementMissing: there are none.
+    """
+    names = tuple(name for name in methods(configuration) if name != DEFAULT)
+    if not names:
+        raise RequirementMissing(
+            f"{configuration.name} has no all-reduces to compare", "they are for several GPUs of one machine"
+        )
+    return names
 
 
 def rows(configuration: Configuration) -> tuple[int, ...]:
@@ -212,16 +228,3 @@ def selected(choice: str, configuration: Configuration, image: str, gpus: tuple[
     if choice not in known:
         raise NotFound(f"{configuration.name} has no all-reduce {choice!r}", f"--allreduce takes auto, {', '.join(known)}")
     return choice
-
-
-def require_several(configuration: Configuration) -> None:
-    """Require a configuration with all-reduces to compare.
-
-    Raises:
-        RequirementMissing: it has one method.
-    """
-    if len(methods(configuration)) < 2:
-        raise RequirementMissing(
-            f"{configuration.name} has only {DEFAULT}",
-            "others are for several GPUs of one machine, from FlashInfer 0.7.2 on",
-        )

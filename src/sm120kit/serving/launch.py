@@ -109,8 +109,9 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
     facts = facts or checkpoint.read(model)
     fit = serving.check_fit(configuration, facts, resolved.gpus)
     service = _service(resolved, model, workspace, planned=planned)
-    variables = allreduce.methods(configuration)[resolved.allreduce]
-    service = replace(service, environment=service.environment | dict(variables))
+    chosen = allreduce.methods(configuration)[resolved.allreduce]
+    argv = (*service.argv, *(word for word in chosen.arguments if word not in service.argv))
+    service = replace(service, argv=argv, environment=service.environment | dict(chosen.environment))
     if not (location.node and location.node.rank):  # once for all machines
         for risk in serving.risks(configuration):
             reporting.warn(f"{configuration.name}: {risk}")

@@ -1,0 +1,138 @@
+"""The command line of a configuration with a small checkpoint of its architecture, and what compiles while it starts.
+
+``python3 tests/gpu/vllm_flagship.py DIR [faults]`` on a machine with four GPUs, vLLM (``carry_vllm.py``) and ``src`` on
+PYTHONPATH. Starts the server twice, the second time with the caches of the first, and prints what the log states, answers,
+drafts, the verdict of ``verify server``, and the table of ``compile_watch.py``. With ``faults``: servers with and without
+seeded faults at once, eagerly, with a KV cache of 1 GB instead of a share of the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import compile_watch
+import vllm_checkpoints
+import vllm_servers
+from vllm_servers import Server
+
+CONFIGURATION = "qwen3.5-397b-nvfp4-4x-rtx-pro-6000-vllm"
+CHANGED = {"--moe-backend": "marlin"}
+"""Values for Hopper, for which b12x has no code."""
+ADDED = ("--gdn-prefill-backend", "triton")
+"""vLLM selects FlashInfer on Hopper, too, which would compile its kernels: they are not carried."""
+PORT = 18200
+STATED = ("backend", "Backend", "compil", "Graph captur", "KV cache size", "warm", "Warm", "took", "speculative", "prefix cach")
+FAULTS = ("", "stale-all-reduce", "left-out-all-reduce", "exchanged-rows", "blocks-by-length", "drafts-all")
+
+
+def command() -> tuple[list[str], dict[str, str]]:
+    """Arguments and variables of the configuration, with what is changed for Hopper."""
+    recipes = vllm_checkpoints.HERE.parents[1] / "recipes" / "configurations"
+    configuration = tomllib.loads((recipes / f"{CONFIGURATION}.toml").read_text())
+    words = list(configuration["arguments"])
+    for option, value in CHANGED.items():
+        words[words.index(option) + 1] = value
+    return [*words, *ADDED], dict(configuration["environment"])
+
+
+def replaced(words: list[str], without: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
+    """A command line without some options and their values, and with others."""
+    kept = list(words)
+    for option in without:
+        at = kept.index(option)
+        del kept[at : at + 2]
+    return [*kept, *more]
+
+
+def chat(text: str) -> dict[str, Any]:
+    """A message's answer, with the tokens of its reasoning."""
+    body = {"model": "small", "messages": [{"role": "user", "content": text}], "max_tokens": 48, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{PORT}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=200) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def started(folder: Path, name: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """The server as the configuration states it, with its caches in ``folder/caches``."""
+    words, environment = command()
+    watched = folder / f"compiled-{name}"
+    watched.mkdir(parents=True, exist_ok=True)
+    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "VLLM_CACHE_ROOT": "vllm"}
+    environment |= {variable: str(folder / "caches" / kind) for variable, kind in caches.items()}
+    environment |= {"CUDA_CACHE_PATH": str(folder / "caches" / "cuda"), "COMPILE_WATCH": str(watched)}
+    argv = [str(folder / "qwen35"), "--port", str(PORT), *words]
+    return vllm_servers.launch(argv, environment, folder, name), watched
+
+
+def one_start(folder: Path, name: str, probe: bool) -> bool:
+    """Start, answer, probe and end the server; what it compiled is in ``folder/compiled-NAME``."""
+    processes = compile_watch.Processes()
+    processes.start()
+    begin = time.monotonic()
+    process, watched = started(folder, name)
+    right = False
+    try:
+        if vllm_servers.all_ready({name: process}, {name: PORT}, folder, 330):
+            ready = time.monotonic() - begin
+            answer = chat("what follows the third item")
+            first = time.monotonic() - begin
+            print(f"{name}: ready after {ready:.0f} s, first answer after {first:.0f} s: {json.dumps(answer)[:400]}")
+            vllm_servers.answers(PORT)
+            right = not probe or vllm_servers.judged([name], {name: PORT}, {name: Server("qwen35", ())})
+            print(f"{name}: {vllm_servers.accepted(PORT)}")
+        for line in vllm_servers.log_lines(folder, name, STATED)[:60]:
+            print("    ", line[:260])
+    finally:
+        vllm_servers.end({name: process})
+        processes.stop(watched)
+    print(f"{name}: kind | times | different | seconds of all processes | asked by | kernels", flush=True)
+    print("\n".join(compile_watch.table(watched)), flush=True)
+    return right
+
+
+def with_faults(folder: Path) -> bool:
+    """Servers of the configuration with and without seeded faults, all at once."""
+    words, environment = command()
+    more = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "1G", "--max-model-len", "4096", "--enforce-eager")
+    words = replaced(words, ("--gpu-memory-utilization", "--max-model-len"), more)
+    servers = {f"flagship {fault or 'healthy'}": Server("qwen35", (), "flagship healthy", fault=fault) for fault in FAULTS}
+    ports = {name: PORT + number for number, name in enumerate(servers)}
+    processes = {
+        name: vllm_servers.launch(
+            [str(folder / "qwen35"), "--port", str(ports[name]), *words],
+            environment | {"SEEDED_FAULT": server.fault},
+            folder,
+            name.replace(" ", "-"),
+        )
+        for name, server in servers.items()
+    }
+    try:
+        alive = vllm_servers.all_ready(processes, ports, folder, 240)
+        return vllm_servers.judged(alive, ports, servers) and len(alive) == len(servers)
+    finally:
+        vllm_servers.end(processes)
+
+
+def main(folder: Path, faults: bool) -> bool:
+    if not (folder / "qwen35" / "config.json").exists():
+        vllm_checkpoints.qwen35(folder / "qwen35")
+    if faults:
+        return with_faults(folder)
+    print("arguments:", " ".join(command()[0]), flush=True)
+    shutil.rmtree(folder / "caches", ignore_errors=True)
+    return one_start(folder, "cold", True) and one_start(folder, "warm", False)
+
+
+if __name__ == "__main__":
+    sys.exit(not main(Path(sys.argv[1]), sys.argv[2:] == ["faults"]))
