@@ -1,7 +1,7 @@
 """The command line of a configuration with a small checkpoint of its architecture, and what compiles while it starts.
 
-``python3 tests/gpu/vllm_flagship.py DIR [faults]`` on a machine with four GPUs, vLLM (``carry_vllm.py``) and ``src`` on
-PYTHONPATH. Starts the server twice, the second time with the caches of the first, and prints what the log states, answers,
+``python3 tests/gpu/vllm_flagship.py DIR WORLD [faults]`` on a machine with WORLD GPUs, four for the command line as it is, vLLM
+(``carry_vllm.py``) and ``src`` on PYTHONPATH. Starts the server twice, the second time with the caches of the first, and prints what the log states, answers,
 drafts, the verdict of ``verify server``, and the table of ``compile_watch.py``. With ``faults``: servers with and without
 seeded faults at once, eagerly, with a KV cache of 1 GB instead of a share of the memory.
 """
@@ -33,12 +33,12 @@ STATED = ("backend", "Backend", "compil", "Graph captur", "KV cache size", "warm
 FAULTS = ("", "stale-all-reduce", "left-out-all-reduce", "exchanged-rows", "blocks-by-length", "drafts-all")
 
 
-def command() -> tuple[list[str], dict[str, str]]:
+def command(world: int) -> tuple[list[str], dict[str, str]]:
     """Arguments and variables of the configuration, with what is changed for Hopper."""
     recipes = vllm_checkpoints.HERE.parents[1] / "recipes" / "configurations"
     configuration = tomllib.loads((recipes / f"{CONFIGURATION}.toml").read_text())
     words = list(configuration["arguments"])
-    for option, value in CHANGED.items():
+    for option, value in (*CHANGED.items(), ("--tensor-parallel-size", str(world))):
         words[words.index(option) + 1] = value
     return [*words, *ADDED], dict(configuration["environment"])
 
@@ -63,9 +63,9 @@ def chat(text: str) -> dict[str, Any]:
     return answer
 
 
-def started(folder: Path, name: str) -> tuple[subprocess.Popen[bytes], Path]:
+def started(folder: Path, world: int, name: str) -> tuple[subprocess.Popen[bytes], Path]:
     """The server as the configuration states it, with its caches in ``folder/caches``."""
-    words, environment = command()
+    words, environment = command(world)
     watched = folder / f"compiled-{name}"
     watched.mkdir(parents=True, exist_ok=True)
     caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "VLLM_CACHE_ROOT": "vllm"}
@@ -75,12 +75,12 @@ def started(folder: Path, name: str) -> tuple[subprocess.Popen[bytes], Path]:
     return vllm_servers.launch(argv, environment, folder, name), watched
 
 
-def one_start(folder: Path, name: str, probe: bool) -> bool:
+def one_start(folder: Path, world: int, name: str, probe: bool) -> bool:
     """Start, answer, probe and end the server; what it compiled is in ``folder/compiled-NAME``."""
     processes = compile_watch.Processes()
     processes.start()
     begin = time.monotonic()
-    process, watched = started(folder, name)
+    process, watched = started(folder, world, name)
     right = False
     try:
         if vllm_servers.all_ready({name: process}, {name: PORT}, folder, 330):
@@ -101,9 +101,9 @@ def one_start(folder: Path, name: str, probe: bool) -> bool:
     return right
 
 
-def with_faults(folder: Path) -> bool:
+def with_faults(folder: Path, world: int) -> bool:
     """Servers of the configuration with and without seeded faults, all at once."""
-    words, environment = command()
+    words, environment = command(world)
     more = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "1G", "--max-model-len", "4096", "--enforce-eager")
     words = replaced(words, ("--gpu-memory-utilization", "--max-model-len"), more)
     servers = {f"flagship {fault or 'healthy'}": Server("qwen35", (), "flagship healthy", fault=fault) for fault in FAULTS}
@@ -124,15 +124,15 @@ def with_faults(folder: Path) -> bool:
         vllm_servers.end(processes)
 
 
-def main(folder: Path, faults: bool) -> bool:
+def main(folder: Path, world: int, faults: bool) -> bool:
     if not (folder / "qwen35" / "config.json").exists():
         vllm_checkpoints.qwen35(folder / "qwen35")
     if faults:
-        return with_faults(folder)
-    print("arguments:", " ".join(command()[0]), flush=True)
+        return with_faults(folder, world)
+    print("arguments:", " ".join(command(world)[0]), flush=True)
     shutil.rmtree(folder / "caches", ignore_errors=True)
-    return one_start(folder, "cold", True) and one_start(folder, "warm", False)
+    return one_start(folder, world, "cold", True) and one_start(folder, world, "warm", False)
 
 
 if __name__ == "__main__":
-    sys.exit(not main(Path(sys.argv[1]), sys.argv[2:] == ["faults"]))
+    sys.exit(not main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["faults"]))
