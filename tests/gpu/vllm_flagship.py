@@ -1,9 +1,9 @@
 """The command line of a configuration with a small checkpoint of its architecture, and what compiles while it starts.
 
-``python3 tests/gpu/vllm_flagship.py DIR WORLD [faults]`` on a machine with WORLD GPUs, four for the command line as it is, vLLM
-(``carry_vllm.py``) and ``src`` on PYTHONPATH. Starts the server twice, the second time with the caches of the first, and prints what the log states, answers,
-drafts, the verdict of ``verify server``, and the table of ``compile_watch.py``. With ``faults``: servers with and without
-seeded faults at once, eagerly, with a KV cache of 1 GB instead of a share of the memory.
+``python3 tests/gpu/vllm_flagship.py DIR WORLD [faults]`` on a machine with WORLD GPUs (four for the command line as it is), vLLM
+and FlashInfer (``carry_vllm.py``) and ``src`` on PYTHONPATH. Starts the server twice, the second time with the caches of the
+first, and prints what the log states, answers, drafts, the verdict of ``verify server``, and the table of ``compile_watch.py``.
+With ``faults``: servers with and without seeded faults at once, eagerly, with a KV cache of 1 GB instead of a share of memory.
 """
 
 from __future__ import annotations

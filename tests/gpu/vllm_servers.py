@@ -1,7 +1,7 @@
 """vLLM's server on one GPU and on several: the same tokens, and what ``verify server`` finds, healthy and with seeded faults.
 
-``python3 tests/gpu/vllm_servers.py DIR WORLD [SERVER ...]`` on a machine with two or four GPUs, vLLM (``carry_vllm.py``) and
-``src`` on PYTHONPATH. All servers run at once, with models of random weights that it writes to DIR, and its logs. Prints a line
+``python3 tests/gpu/vllm_servers.py DIR WORLD [SERVER ...]`` on a machine with two or four GPUs, vLLM and FlashInfer
+(``carry_vllm.py``) and ``src`` on PYTHONPATH. All servers run at once, with models of random weights that it writes to DIR, and its logs. Prints a line
 for each comparison and each probed server. Exit code 1 if a server ends, answers other tokens in float32 than one GPU where
 neither is a tie, or a verdict is not as expected.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,10 +38,10 @@ CHUNKS = ("--max-num-batched-tokens", "256")
 SPECULATE = ("--speculative-config", NGRAM)
 MTP = ("--speculative-config", '{"method":"mtp","num_speculative_tokens":1}')
 NCCL = ("--disable-custom-all-reduce",)
-PCIE_IPC = {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+PCIE_IPC = {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-SAFE |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-"""Without NVLink multicast, which a lent machine must not use."""
+SAFE |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+"""Without NVLink multicast, which a lent machine must not use, and without the sampler that FlashInfer would compile."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,19 @@ def launch(argv: list[str], environment: Mapping[str, str], folder: Path, name: 
     entry.with_name("METADATA").write_text("Metadata-Version: 2.1\nName: seeded-faults\nVersion: 0\n")
     variables = {**os.environ, **SAFE, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     variables |= {"VLLM_HOST_IP": "127.0.0.1", **environment}
+    if (ninja := shutil.which("ninja")) and not server_compiles(environment):
+        found = [path for path in variables["PATH"].split(os.pathsep) if Path(path) != Path(ninja).parent]
+        variables["PATH"] = os.pathsep.join(found)
     variables["PYTHONPATH"] = os.pathsep.join((str(plugins), str(HERE), variables.get("PYTHONPATH", "")))
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *argv, "--host", "127.0.0.1"]
     command += ["--served-model-name", "small"]
     log = (folder / f"{name}.log").open("wb")
     return subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def server_compiles(environment: Mapping[str, str]) -> bool:
+    """Whether FlashInfer may compile: without ninja, vLLM does not use it for other operators, whose sources are not carried."""
+    return bool(PCIE_IPC.keys() & environment.keys())
 
 
 def end(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
@@ -128,8 +137,6 @@ def started(name: str, port: int, folder: Path, world: int) -> subprocess.Popen[
     environment = {**server.environment, "SEEDED_FAULT": server.fault}
     if server.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu)
-    if server.environment:  # FlashInfer, which vLLM would otherwise choose for other operators, too
-        environment["PYTHONPATH"] = os.pathsep.join((os.environ["FLASHINFER_SITE"], os.environ.get("PYTHONPATH", "")))
     argv = [str(folder / server.model), "--port", str(port), "--dtype", server.dtype]
     argv += ["--tensor-parallel-size", str(world if server.gpu is None else 1), "--max-model-len", "2048"]
     argv += ["--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "1G", "--attention-backend", "TRITON_ATTN"]
