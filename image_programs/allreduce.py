@@ -70,10 +70,9 @@ def pcie_ipc(request, group, cpu_group):
 
 def custom(request, group, cpu_group):
     """The engine's own; what it refuses, such as long messages, NCCL adds, as in the engine."""
-    import torch
     import torch.distributed as dist
 
-    communicator = custom_communicator(cpu_group, torch.device("cuda", torch.cuda.current_device()))
+    communicator = custom_communicator(cpu_group)
     if communicator is None or communicator.disabled:
         raise RuntimeError("Error: the engine has no custom all-reduce between these GPUs")
 
@@ -86,8 +85,11 @@ def custom(request, group, cpu_group):
     return reduce, communicator.capture
 
 
-def custom_communicator(group, device):
+def custom_communicator(group):
     """That of vLLM or SGLang, whichever is installed."""
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device())
     try:
         from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
     except ImportError:

@@ -2,7 +2,7 @@
 
 ``python tests/gpu/carry_vllm.py DIR WHEEL [WHEEL ...]``: writes ``DIR/site.tar.xz``, to be unpacked into a folder on
 PYTHONPATH. Of the wheels' device code that for sm_90 is kept, and PTX where there is none: vLLM 0.33.0 has 336 MB, the file 61.
-FlashAttention 2, DeepGEMM, FlashMLA and the server in Rust are left out.
+FlashAttention 2, DeepGEMM, FlashMLA and the server in Rust are left out. ``sm120kit`` needs pydantic and httptools there.
 ``python tests/gpu/carry_vllm.py DIR --flashinfer WHEEL [WHEEL ...]``: writes ``DIR/flashinfer.tar.xz`` with the Python of
 FlashInfer, other wheels, and the sources of its all-reduce by PCIe-IPC and of ``trtllm_utils``, which it compiles there.
 """

@@ -1,9 +1,10 @@
 """The command line of a configuration with a small checkpoint of its architecture, and what compiles while it starts.
 
-``python3 tests/gpu/vllm_flagship.py DIR WORLD [faults]`` on a machine with WORLD GPUs (four for the command line as it is), vLLM
-and FlashInfer (``carry_vllm.py``) and ``src`` on PYTHONPATH. Starts the server twice, the second time with the caches of the
-first, and prints what the log states, answers, drafts, the verdict of ``verify server``, and the table of ``compile_watch.py``.
-With ``faults``: servers with and without seeded faults at once, eagerly, with a KV cache of 1 GB instead of a share of memory.
+``python3 tests/gpu/vllm_flagship.py DIR WORLD [faults]`` on a machine with WORLD GPUs (four for the command line as it is),
+vLLM and FlashInfer (``carry_vllm.py``) and ``src`` on PYTHONPATH. Starts the server twice, the second time with the caches of
+the first, and prints what the log states, answers, drafts, the verdict of ``verify server``, and the table of
+``compile_watch.py``. With ``faults``: servers with and without seeded faults at once, eagerly, with a KV cache of 1 GB instead
+of a share of the memory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,18 @@ CHANGED = {"--moe-backend": "marlin"}
 ADDED = ("--gdn-prefill-backend", "triton")
 """vLLM selects FlashInfer on Hopper, too, which would compile its kernels: they are not carried."""
 PORT = 18200
-STATED = ("backend", "Backend", "compil", "Graph captur", "KV cache size", "warm", "Warm", "took", "speculative", "prefix cach")
+STATED = (
+    "backend",
+    "Backend",
+    "compil",
+    "Graph captur",
+    "KV cache size",
+    "warm",
+    "Warm",
+    "took",
+    "speculative",
+    "prefix cache",
+)
 FAULTS = ("", "stale-all-reduce", "left-out-all-reduce", "exchanged-rows", "blocks-by-length", "drafts-all")
 
 
@@ -106,14 +118,14 @@ def with_faults(folder: Path, world: int) -> bool:
     words, environment = command(world)
     more = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "1G", "--max-model-len", "4096", "--enforce-eager")
     words = replaced(words, ("--gpu-memory-utilization", "--max-model-len"), more)
-    servers = {f"flagship {fault or 'healthy'}": Server("qwen35", (), "flagship healthy", fault=fault) for fault in FAULTS}
+    servers = {f"flagship-{fault or 'healthy'}": Server("qwen35", (), "flagship-healthy", fault=fault) for fault in FAULTS}
     ports = {name: PORT + number for number, name in enumerate(servers)}
     processes = {
         name: vllm_servers.launch(
             [str(folder / "qwen35"), "--port", str(ports[name]), *words],
             environment | {"SEEDED_FAULT": server.fault},
             folder,
-            name.replace(" ", "-"),
+            name,
         )
         for name, server in servers.items()
     }

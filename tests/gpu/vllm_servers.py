@@ -1,9 +1,9 @@
 """vLLM's server on one GPU and on several: the same tokens, and what ``verify server`` finds, healthy and with seeded faults.
 
 ``python3 tests/gpu/vllm_servers.py DIR WORLD [SERVER ...]`` on a machine with two or four GPUs, vLLM and FlashInfer
-(``carry_vllm.py``) and ``src`` on PYTHONPATH. All servers run at once, with models of random weights that it writes to DIR, and its logs. Prints a line
-for each comparison and each probed server. Exit code 1 if a server ends, answers other tokens in float32 than one GPU where
-neither is a tie, or a verdict is not as expected.
+(``carry_vllm.py``) and ``src`` on PYTHONPATH. All servers run at once, with models of random weights that it writes to DIR, and
+its logs. Prints a line for each comparison and each probed server. Exit code 1 if a server ends, answers other tokens in
+float32 than one GPU where neither is a tie, or a verdict is not as expected.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def launch(argv: list[str], environment: Mapping[str, str], folder: Path, name: 
 
 
 def server_compiles(environment: Mapping[str, str]) -> bool:
-    """Whether FlashInfer may compile: without ninja, vLLM does not use it for other operators, whose sources are not carried."""
+    """Whether FlashInfer may compile: without ninja, vLLM does not use it for operators whose sources are not carried."""
     return bool(PCIE_IPC.keys() & environment.keys())
 
 

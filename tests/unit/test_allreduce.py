@@ -12,7 +12,7 @@ import pytest
 from sm120kit.core.errors import BadInput, NotFound, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import configurations
-from sm120kit.serving import allreduce
+from sm120kit.serving import Service, allreduce
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "image_programs"))
 import allreduce as program  # type: ignore[import-not-found]  # in the image
@@ -100,6 +100,15 @@ def test_only_engines_with_its_flashinfer_have_pcie_ipc() -> None:
     assert allreduce.measurable(replace_engine(today, "vllm-0.19.1")) == ("nccl", "custom")
     with pytest.raises(RequirementMissing):
         allreduce.measurable(configurations.load(ONE))
+
+
+def test_a_server_has_the_arguments_and_variables_of_its_all_reduce() -> None:
+    four = configurations.load(TWO)
+    service = Service("s", "sha256:1", ("vllm", "serve"), {"A": "1"}, (), (0, 1), 1, False, {}, 8000)
+    nccl = allreduce.using(service, four, "nccl")
+    assert nccl.argv == ("vllm", "serve", "--disable-custom-all-reduce") and nccl == allreduce.using(nccl, four, "nccl")
+    assert allreduce.using(service, four, "pcie-ipc").environment == {"A": "1", "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}
+    assert allreduce.using(service, four, "custom") == allreduce.using(service, four, allreduce.DEFAULT) == service
 
 
 def replace_engine(configuration: configurations.Configuration, engine: str) -> configurations.Configuration:

@@ -109,6 +109,13 @@ def measurable(configuration: Configuration) -> tuple[str, ...]:
     return names
 
 
+def using(service: Service, configuration: Configuration, method: str) -> Service:
+    """A server that uses a method."""
+    chosen = methods(configuration)[method]
+    argv = (*service.argv, *(word for word in chosen.arguments if word not in service.argv))
+    return replace(service, argv=argv, environment=service.environment | dict(chosen.environment))
+
+
 def rows(configuration: Configuration) -> tuple[int, ...]:
     """Rows of the messages of a decode step: the requests, each with a token and its drafts."""
     drafts = configuration.speculation.draft_tokens if configuration.speculation else 0

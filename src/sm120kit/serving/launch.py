@@ -108,10 +108,7 @@ def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: 
     planned = facts is not None
     facts = facts or checkpoint.read(model)
     fit = serving.check_fit(configuration, facts, resolved.gpus)
-    service = _service(resolved, model, workspace, planned=planned)
-    chosen = allreduce.methods(configuration)[resolved.allreduce]
-    argv = (*service.argv, *(word for word in chosen.arguments if word not in service.argv))
-    service = replace(service, argv=argv, environment=service.environment | dict(chosen.environment))
+    service = allreduce.using(_service(resolved, model, workspace, planned=planned), configuration, resolved.allreduce)
     if not (location.node and location.node.rank):  # once for all machines
         for risk in serving.risks(configuration):
             reporting.warn(f"{configuration.name}: {risk}")
