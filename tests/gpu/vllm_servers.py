@@ -41,7 +41,7 @@ NCCL = ("--disable-custom-all-reduce",)
 PCIE_IPC = {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 SAFE |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-"""Without NVLink multicast, which a lent machine must not use, and without the sampler that FlashInfer would compile."""
+"""Without NVLink multicast, which can put a shared host's GPUs out of service, and FlashInfer's sampler, which it compiles."""
 
 
 @dataclass(frozen=True)
