@@ -190,7 +190,7 @@ def test_ablation_restarts_with_and_without_the_option_in_turn(tmp_path: Path, m
     assert isinstance(again.exception, SystemRefused) and len(order) == 6
 
 
-@pytest.mark.parametrize(("option", "all_reduce"), [("pcie-ipc", "nccl"), ("no-speculation", "auto")])
+@pytest.mark.parametrize(("option", "all_reduce"), [("pcie-ipc", "default"), ("no-speculation", "auto")])
 def test_what_tune_found_is_not_used_where_the_all_reduce_is_compared(
     option: str, all_reduce: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
