@@ -505,7 +505,9 @@ def small_server(engine: SmallEngine, tokenizer: Any, context: int = 2048, owner
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path == "/tokenize":
+            if any(each in body.get("cache_salt", "") for each in "@/\\\0"):  # as vLLM 0.32 does
+                self.reply({"error": {"message": "Parameter 'cache_salt' must not contain these"}}, 400)
+            elif self.path == "/tokenize":
                 self.reply({"tokens": protocol.ids(body["prompt"])})
             elif "prompt_logprobs" in body:
                 self.reply(protocol.prompt_logprobs(body))

@@ -110,8 +110,11 @@ class ProbeSession:
         return Ask(label, {**self._greedy(tokens), **listed, "prompt": prompt, **more}, TEXT)
 
     def cold(self, salt: object) -> dict[str, str]:
-        """An option with which a request finds no prefix in the cache but those of requests with the same salt."""
-        return {"cache_salt": f"{self.seed}/{salt}"} if self.salts_cache else {}
+        """An option with which a request finds no prefix in the cache but those of requests with the same salt.
+
+        vLLM 0.32 refuses a salt with "/".
+        """
+        return {"cache_salt": f"{self.seed}.{salt}".replace("/", ".")} if self.salts_cache else {}
 
     def _greedy(self, tokens: int) -> dict[str, Any]:
         # A generation_config.json may have a repetition_penalty, with which the most likely token is not the one chosen.
