@@ -270,17 +270,18 @@ def test_remote_code_does_not_run_unless_it_is_allowed(hub: ModelHub, tmp_path: 
     assert "--trust-remote-code" in plan(name, "--gpu", "rtx-5090", "--", "--trust-remote-code")["arguments"]
 
 
-def test_back_ends_of_another_configuration_are_named_as_such(hub: ModelHub, tmp_path: Path) -> None:
-    """Only of one that leaves them to the engine, as the derived one does."""
-    for name in ("gpt-oss-120b", "Qwen3.5-27B-FP8", "Qwen3.6-35B-A3B-NVFP4"):
+def test_back_ends_of_a_model_of_the_same_kind_are_named_as_such(hub: ModelHub, tmp_path: Path) -> None:
+    """Only if the configuration leaves them to the engine, as the derived one does."""
+    for name, recorded in (("gpt-oss-120b", "openai/gpt-oss-120b"), ("Qwen3.6-35B-A3B-NVFP4", "nvidia/Qwen3.6-35B-A3B-NVFP4")):
         (path,) = (path for path in CHECKPOINTS if path.stem.endswith(f"--{name}"))
         own = publish(hub, tmp_path, f"me/{name}", parse_json(path.read_bytes())["config"])
-        found = plan(own, "--gpu", "rtx-pro-6000", "--gpus", "1")["backends"]
-        source = found["source"]
-        assert bool(source) == bool(found["selected"])
-        if source:
-            assert not any("backend" in option for option in configurations.load(source).arguments)
+        for engine in ("vllm", "sglang"):
+            found = plan(own, "--gpu", "rtx-pro-6000", "--gpus", "1", "--engine", engine)["backends"]
+            assert found["source"] == recorded and {"attention", "experts", "layers", "sampling"} <= {*found["selected"]}
             assert not any(use.startswith("draft") for use in found["selected"])
+    for words in (("--moe-backend", "marlin"), ("--enforce-eager",)):
+        other = plan(own, "--gpu", "rtx-pro-6000", "--gpus", "1", "--", *words)
+        assert not other["backends"]["selected"] and any("options" in text for text in other["unknown"])
 
 
 def test_folder_and_file(hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
