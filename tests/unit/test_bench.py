@@ -462,6 +462,14 @@ def test_starts_are_compared_in_pairs() -> None:
     assert {gain.interval for gain in one} == {None}
 
 
+@pytest.mark.parametrize(("accepted", "after"), [(Acceptance(100, 0), (0.0,)), (None, ())])
+def test_a_figure_that_is_lost_is_compared(accepted: Acceptance | None, after: tuple[float, ...]) -> None:
+    """It has no ratio, and is not left out: drafts are accepted no more, or the server's metrics are absent."""
+    before, later = (result_of(measured(steady(0, 1.0, 0.1, 11), acceptance=each)) for each in (Acceptance(100, 70), accepted))
+    (lost,) = (gain for gain in compare_results.compare(before, later, []).gains if gain.figure == "acceptance")
+    assert (lost.before, lost.after, lost.ratio, lost.interval) == ((0.7,), after, None, None)
+
+
 def test_environment_unknown_in_both_are_listed() -> None:
     known = replace(ABOUT, machine=Machine(driver="580.1", gpus=()), served=Served(lock="b"))
     results = result_of(measured(steady(0, 1.0, 0.1, 11)), about=known)

@@ -22,7 +22,10 @@ CaseKey = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Gain:
-    """A figure of a case in two results, in the order of the starts that both have; starts that lack it are left out."""
+    """A figure of a case in two results, in the order of the starts that both have; starts that lack it are left out.
+
+    If no start has it in both, it is that of one start, and the other side is empty.
+    """
 
     concurrency: int
     output_tokens: int
@@ -32,9 +35,9 @@ class Gain:
     after: tuple[float, ...]
 
     @property
-    def ratio(self) -> float:
-        """The geometric mean of the ratios of the starts."""
-        return exp(mean(self._logs))
+    def ratio(self) -> float | None:
+        """The geometric mean of the ratios of the starts; None if a value is absent or 0."""
+        return exp(mean(self._logs)) if self._logs else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -47,7 +50,9 @@ class Gain:
 
     @property
     def _logs(self) -> list[float]:
-        return [log(after / before) for before, after in zip(self.before, self.after, strict=True)]
+        if len(self.before) != len(self.after) or min((*self.before, *self.after)) <= 0:
+            return []
+        return [log(after) - log(before) for before, after in zip(self.before, self.after, strict=True)]
 
 
 def gains(before: Result, after: Result, figures: Sequence[str] = FIGURES) -> tuple[Gain, ...]:
@@ -60,8 +65,11 @@ def gains(before: Result, after: Result, figures: Sequence[str] = FIGURES) -> tu
     for key in dict.fromkeys(key for key, _, _ in pairs):
         for figure in figures:
             of_starts = [(getattr(a, figure), getattr(b, figure)) for each, a, b in pairs if each == key]
-            if known := [pair for pair in of_starts if all(pair)]:
-                found.append(Gain(*key, figure, *zip(*known, strict=True)))
+            known = [pair for pair in of_starts if pair != (None, None)]
+            shown = [pair for pair in known if None not in pair] or known[:1]
+            if shown:
+                sides = (tuple(value for value in side if value is not None) for side in zip(*shown, strict=True))
+                found.append(Gain(*key, figure, *sides))
     return tuple(found)
 
 

@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sm120kit.bench._metrics import PrefixCache
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.bench.sample import Sample
-
-if TYPE_CHECKING:
-    pass
 
 LAG_SECONDS = 0.1
 """If the client did not read its streams for longer, chunks that arrived meanwhile have one time, and ITL is unknown."""

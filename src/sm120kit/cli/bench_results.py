@@ -13,7 +13,7 @@ import typer
 from sm120kit.bench import compare_results, figures, published, result_export, result_file
 from sm120kit.bench.ablation import AblationEffect
 from sm120kit.bench.compare_results import Gain
-from sm120kit.bench.figures import COLUMNS
+from sm120kit.bench.figures import COLUMNS, UNKNOWN
 from sm120kit.bench.result_file import MeasuredCase, Result
 from sm120kit.cli.options import Html, Json, Overwrite, argument, option
 from sm120kit.core import console
@@ -98,11 +98,10 @@ def _gain_table(gains: Sequence[Gain], before: str, after: str) -> None:
     rows = []
     for gain in gains:
         title, shown = COLUMNS[gain.figure]
-        change = " to ".join(f"{end - 1:+.1%}" for end in gain.interval or ()) or "unknown: one start"
-        middles = (shown(median(values)) for values in (gain.before, gain.after))
-        rows.append(
-            (gain.concurrency, gain.output_tokens, gain.context_tokens, title, *middles, f"{gain.ratio - 1:+.1%}", change)
-        )
+        interval = " to ".join(f"{end - 1:+.1%}" for end in gain.interval or ()) or "unknown: one start"
+        changes = (UNKNOWN, "") if gain.ratio is None else (f"{gain.ratio - 1:+.1%}", interval)
+        middles = (shown(median(values)) if values else UNKNOWN for values in (gain.before, gain.after))
+        rows.append((gain.concurrency, gain.output_tokens, gain.context_tokens, title, *middles, *changes))
     console.table(("concurrency", "output", "context", "figure", before, after, "change", "95 % interval"), rows)
 
 

@@ -85,7 +85,7 @@ def run(command: Callable[[], object]) -> int:
             error = unexpected(failure, f"set {TRACEBACK}=1 to print the traceback")
         except signals.Interrupted as stop:
             message = "interrupted" if stop.signal is signal.SIGINT else f"ended by {stop.signal.name}"
-            console.error(message, "finished work is kept; run the same command again to resume")
+            console.error(message, "finished work is kept; builds and downloads resume with the same command")
             return 128 + stop.signal
         console.failure(error.kind, error.exit_code, error.message, error.hint)
         return error.exit_code

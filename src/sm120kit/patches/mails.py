@@ -58,7 +58,8 @@ def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
         raise BadInput(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")
     found = [part for part in parts if BEGIN.search(part)]
     if not found:
-        raise BadInput(f"{file} contains no diff", "make one with git diff, git format-patch or diff -u")
+        remedy = "make one with git diff --no-color --output=FILE, git format-patch or diff -u"
+        raise BadInput(f"{file} contains no diff", remedy)
     return tuple(_read(file, part) for part in found)
 
 
