@@ -9,20 +9,18 @@ wheels become 41.
 
 from __future__ import annotations
 
-import fnmatch
 import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
 from pathlib import Path
 
-from carry_vllm import XGRAMMAR, slim
+from carry_vllm import slim, unpack
 
 WHEELS = """
 annotated-types==0.7.0 apache-tvm-ffi==0.1.11 compressed-tensors==0.15.0.1 decorator==5.2.1 dill==0.4.1 distro==1.9.0
 docstring-parser==0.18.0 easydict==1.13 fastapi==0.136.1 flashinfer-python==0.6.8.post1 gguf==0.19.0 httpcore2==2.16.2
-httpx2==2.16.2 huggingface-hub==1.14.0 jiter==0.14.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1
+httptools==0.9.0 httpx2==2.16.2 huggingface-hub==1.14.0 jiter==0.14.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1
 loguru==0.7.3 msgspec==0.21.1 nest-asyncio==1.6.0 openai==2.6.1 orjson==3.11.9 partial-json-parser==0.2.1.1.post7
 pybase64==1.4.3 pydantic==2.13.4 pydantic-core==2.46.4 pydantic-extra-types==2.11.1 python-multipart==0.0.27
 pyzmq==27.1.0 referencing==0.37.0 rpds-py==0.30.0 sentencepiece==0.2.1 setproctitle==1.3.7 sglang==0.5.11
@@ -39,6 +37,7 @@ PLATFORMS = (
     "manylinux2014",
     "manylinux1",
 )
+STAND_IN = "def __getattr__(name):\n    if name.startswith('__'):\n        raise AttributeError(name)\n    return object\n"
 PATCHES = Path(__file__).resolve().parents[2] / "patches" / "sglang"
 LEFT_OUT = (
     *("sgl_kernel/fl*.so", "sgl_kernel/sm100/*", "deep_gemm/*", "_mscclpp*", "lib/*", "lib64/*", "include/*", "*.pyi"),
@@ -58,17 +57,15 @@ def main(target: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder, "site")
         for wheel in download(Path(folder, "wheels")):
-            with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if not any(fnmatch.fnmatch(name, each) for each in LEFT_OUT)]
-                archive.extractall(site, names)
+            unpack(site, str(wheel), LEFT_OUT)
         for library in site.glob("sgl_kernel/sm90/*.so"):
             library.write_bytes(slim(bytearray(library.read_bytes())))
         for name in (PATCHES / "series").read_text().split():
             subprocess.run(["patch", "-s", "-p1", "-d", site, "-i", PATCHES / f"{name}.patch"], check=True)
         for module in ("xgrammar", "IPython", "soundfile"):
             (site / module).mkdir()
-            (site / module / "__init__.py").write_text(XGRAMMAR)
-        (site / "IPython" / "display.py").write_text(XGRAMMAR)
+            (site / module / "__init__.py").write_text(STAND_IN)
+        (site / "IPython" / "display.py").write_text(STAND_IN)
         with tarfile.open(Path(target, "site.tar.gz"), "w:gz", compresslevel=6) as packed:
             packed.add(site, "site")
 

@@ -234,7 +234,7 @@ def compilers(seen: dict[str, set[str]]) -> None:
 
 def judged(name: str, port: int, process: subprocess.Popen[bytes], until: float) -> tuple[float, Any, tuple[bool, list[str]]]:
     """When a server answers, its answers, and what the probes find. A server that does not answer has no answers."""
-    from vllm_two_gpus import answers, probed
+    from vllm_servers import answers, probed
 
     begin = time.monotonic()
     if not listening(port, process, until):
@@ -244,7 +244,7 @@ def judged(name: str, port: int, process: subprocess.Popen[bytes], until: float)
 
 
 def main(folder: Path, names: list[str]) -> bool:
-    from vllm_two_gpus import compared
+    from vllm_servers import compared
 
     folder.mkdir(parents=True, exist_ok=True)
     models(folder)
