@@ -17,6 +17,8 @@ import pytest
 from layout_images import address, publisher, user
 from small_image import daemon, image_host
 
+from sm120kit.core import console
+
 __all__ = ["address", "daemon", "image_host", "publisher", "user"]
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +79,13 @@ def _signals_as_before() -> Iterator[None]:
     yield
     for kind, handler in before.items():
         signal.signal(kind, handler)
+
+
+@pytest.fixture(autouse=True)
+def _console_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore what ``--quiet`` and ``--verbose`` of a command in this process set."""
+    for name in ("quiet", "verbose"):
+        monkeypatch.setattr(console, name, getattr(console, name))
 
 
 @pytest.fixture(scope="session")
