@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from sm120kit.core import reporting
+from sm120kit.core.errors import ResourceUnavailable
 from sm120kit.core.memory import Costs
 from sm120kit.core.records import Arch, Toolchain
 from sm120kit.wheels.build_records import BuildPlan, Generated, Module, Unit
 from sm120kit.wheels.compile import CompileSettings, compile_units
 
+TOOLCHAIN = Toolchain(Path(), "13.0.88", "c++", "12.2")
 NINJA = """
 flag = {module}
 nvcc = $$SM120KIT_GATE $
@@ -43,9 +48,8 @@ def compile_in(work: Path, modules: list[tuple[Module, Generated]], launcher: Pa
         (work / "source").touch()
     (work / "compiler").write_text('echo "$1 $3" >> started; echo "$3" > "$3"\n')
     (work / "started").write_text("")
-    toolchain = Toolchain(Path(), "13.0.88", "c++", "12.2")
     plans, generated = zip(*modules, strict=True)
-    plan = BuildPlan("r", "flashinfer", "1", "", "", (Arch.SM_120F,), ("g",), plans, (), toolchain)
+    plan = BuildPlan("r", "flashinfer", "1", "", "", (Arch.SM_120F,), ("g",), plans, (), TOOLCHAIN)
     compile_units(plan, generated, work, CompileSettings(Costs(work / "costs.json"), jobs=1, launcher=launcher))
     return (work / "started").read_text().splitlines()
 
@@ -76,3 +80,18 @@ def test_compilers_start_through_the_launcher(tmp_path: Path) -> None:
     assert compile_in(tmp_path / "second", [module], launcher) == []
     assert (tmp_path / "second" / "packed.so").read_bytes() == (tmp_path / "first" / "packed.so").read_bytes()
     assert Costs(tmp_path / "second" / "costs.json").of("packed/a.o") is None
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 137"])
+def test_killed_compiler_is_reported_while_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """A compiler that runs until there is a warning ends, and then ninja reports the other."""
+    told = tmp_path / "told"
+    monkeypatch.setattr(reporting, "warn", told.write_text)
+    wait = f"for i in $(seq 300); do [ -e {told} ] && echo > b_ended && break; sleep 0.1; done"
+    (tmp_path / "compiler").write_text(f'case "$3" in */a.o) {end};; esac\n{wait}\necho > "$3"\n')
+    (tmp_path / "source").touch()
+    module, generated = module_of("packed", {"a": 20, "b": 70})
+    plan = BuildPlan("r", "flashinfer", "1", "", "", (Arch.SM_120F,), ("g",), (module,), (), TOOLCHAIN)
+    with pytest.raises(ResourceUnavailable, match=r"a\.o"):
+        compile_units(plan, [generated], tmp_path, CompileSettings(Costs(tmp_path / "costs.json"), jobs=2))
+    assert "a.o was ended by signal 9" in told.read_text() and (tmp_path / "b_ended").exists()

@@ -106,14 +106,13 @@ def publish(
     entry = publication.publish(reference, repository, index, workspace, key, allow_local=allow_local)
     multiarch = publication.publish_for_all_machines(entry, index)
     assert entry.attested is not None
+    if not entry.attested.signed:
+        console.warn(f"{entry.repository}@{entry.digest} is not signed, so that {index} can be forged: --key signs it")
     if json:
         fields = {"repository": entry.repository, "tag": entry.tag, "digest": entry.digest, "attested": entry.attested}
         console.json_data({**fields, "multiarch": multiarch})
         return
-    console.info(f"listed in {index}")
-    statements = f"{entry.attested.sbom.path} and {entry.attested.statement.path}"
-    signed = "signed" if entry.attested.signed else "not signed: --key signs"
-    console.info(f"beside it {statements}, {signed}")
+    console.info(f"listed in {index}; beside it {entry.attested.sbom.path} and {entry.attested.statement.path}")
     if multiarch:
         console.info(f"for x86-64 and arm64: {multiarch}")
     console.data(f"{entry.repository}@{entry.digest}")

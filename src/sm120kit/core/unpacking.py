@@ -24,7 +24,8 @@ class Unpacking:
     """The files of an archive below ``tree``, an empty directory, as they are added. ``origin`` is named in errors.
 
     A member's parents must be directories of this archive, or are created: no path leads through a link. Modes of files and
-    directories include permission for their owner to read and change them.
+    directories include permission for their owner to read and change them, and no set-user-id and set-group-id bits: on this
+    machine they would be programs of whoever unpacked them.
     """
 
     def __init__(self, tree: Path, origin: Path) -> None:
@@ -49,7 +50,7 @@ class Unpacking:
             if path not in self._directories:
                 target.mkdir()
             self._directories[path] = member.mtime
-            target.chmod((member.mode | 0o700) & 0o7777)
+            target.chmod((member.mode | 0o700) & 0o1777)
             return
         if not path:
             raise NotTrusted(f"{self._origin}: the root of the layer is not a directory", _HINT)
@@ -70,7 +71,7 @@ class Unpacking:
                 for piece in chunks:
                     digest.update(piece)
                     file.write(piece)
-            target.chmod((member.mode | 0o600) & 0o7777)
+            target.chmod((member.mode | 0o600) & 0o777)
             os.utime(target, (member.mtime, member.mtime))
             sha256 = f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
             self._files[path] = (sha256, member.size, int(member.mtime))

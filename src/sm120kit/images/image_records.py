@@ -165,7 +165,7 @@ class ContainerResult:
 class Attestation:
     """Contents and origin of a published image, in two files beside the index: a CycloneDX SBOM and an in-toto statement.
 
-    ``statement`` is a DSSE envelope or a Sigstore bundle if it is ``signed``, else the bare statement.
+    ``statement`` is a DSSE envelope if it is ``signed``, else the bare statement.
     """
 
     sbom: Artifact

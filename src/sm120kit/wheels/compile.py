@@ -297,10 +297,11 @@ def _watched(gate: Gate, stale: Sequence[Unit], watch: Callable[[Progress], None
         while not stop.wait(WATCH_SECONDS):
             finished = gate.events()
             for unit in finished:
-                if unit.exit_code < 0 and unit.output not in killed:  # ninja shows it when the others end
+                signal = -unit.exit_code if unit.exit_code < 0 else unit.exit_code - 128  # of a shell around the compiler
+                if 0 < signal <= 64 and unit.output not in killed:  # ninja shows it when the others end
                     killed.add(unit.output)
-                    signal = f"was ended by signal {-unit.exit_code} at {unit.peak_bytes / 2**30:.1f} GiB"
-                    reporting.warn(f"the compiler of {Path(unit.output).name} {signal}; the build ends with those that run")
+                    ended = f"was ended by signal {signal} at {unit.peak_bytes / 2**30:.1f} GiB"
+                    reporting.warn(f"the compiler of {Path(unit.output).name} {ended}; the build ends with those that run")
             watch(Progress(finished, gate.running(), tuple(stale)))
 
     observer = threading.Thread(target=observe, daemon=True)

@@ -157,7 +157,13 @@ def test_unusable_key_is_refused_before_a_push(publisher: Host, names: tuple[str
     assert httpx2.get(f"http://{address}/v2/_catalog").json() == {"repositories": ["sm120kit/vllm"]}
 
 
-def test_script_of_ci_publishes_a_checked_image_only(publisher: Host, address: str, tmp_path: Path) -> None:
+def test_image_without_a_signature_is_named(publisher: Host, address: str) -> None:
+    _, name = add_image(publisher.workspace, (1,))
+    published = publisher.run("publish", name, f"{address}/unsigned", "--quiet")
+    assert "warning: " in published.stderr and "is not signed" in published.stderr
+
+
+def test_script_of_ci_publishes_a_checked_image_signed_only(publisher: Host, address: str, key: Path, tmp_path: Path) -> None:
     _, name = add_image(publisher.workspace, (1,))
     program = tmp_path / "bin" / "sm120kit"
     program.parent.mkdir()
@@ -165,12 +171,13 @@ def test_script_of_ci_publishes_a_checked_image_only(publisher: Host, address: s
     program.chmod(0o755)
     env = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "DOCKER_HOST": "unix:///nonexistent"}
 
-    def publish(image: str, index: str) -> int:
+    def publish(image: str, index: str, signing_key: str) -> int:
         argv = [ROOT / "ci" / "publish.sh", image, f"{address}/ci/vllm", index]
-        return subprocess.run(argv, env=env, cwd=tmp_path).returncode
+        return subprocess.run(argv, env=env | {"SIGNING_KEY": signing_key}, cwd=tmp_path).returncode
 
-    assert publish(name, "index/images.json") == 0
+    assert publish(name, "index/images.json", key.read_text()) == 0
     (entry,) = json.loads((tmp_path / "index" / "images.json").read_text())["images"]
-    assert entry["tag"] == name.rpartition(":")[2]
-    assert publish("sm120kit/vllm:unchecked", "other/images.json") != 0
+    assert entry["tag"] == name.rpartition(":")[2] and entry["attested"]["signed"]
+    assert publish("sm120kit/vllm:unchecked", "other/images.json", key.read_text()) != 0
+    assert publish(name, "other/images.json", "") != 0
     assert not (tmp_path / "other").exists()

@@ -71,7 +71,6 @@ def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
     Raises:
         NotAttested: the statement is missing, unsigned, signed with another key, changed, or about another image.
         BadInput: ``trusted`` is no such key.
-        FetchFailed: the keys of Sigstore's public services cannot be fetched.
     """
     name = f"{entry.repository}@{entry.digest}"
     if entry.attested is None or not entry.attested.signed:

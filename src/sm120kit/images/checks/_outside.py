@@ -1,4 +1,4 @@
-"""Checks that a container cannot run on itself: size, history, signature, entrypoint, device code."""
+"""Checks that a container cannot run on itself: size, history, entrypoint, device code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]
 def outside(
     image: Image, expected: ExpectedImage, store: LocalImages, baseline: Baseline | None
 ) -> Iterator[tuple[Check, Mapping[str, str]]]:
-    """Run the checks that a container cannot run on itself: size, history, signature, entrypoint, device code.
+    """Run the checks that a container cannot run on itself: size, history, entrypoint, device code.
 
     Device code and entrypoint of an image that differs from ``baseline`` in Python files only are not checked.
     """
