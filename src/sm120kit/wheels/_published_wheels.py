@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +14,7 @@ from sm120kit.core import reporting
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import BadRecord, Mismatch, ResourceUnavailable, SystemRefused
+from sm120kit.core.outside import parse_json, read_input
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import mark_used
@@ -22,6 +25,9 @@ from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, Repack
 
 _LOCAL, _LOCAL_BUILDS = "local", 3
 """The file that marks a build with local patches, and how many of a package are kept."""
+
+_ORIGIN = "cache.json"
+"""Marks a build that a former version fetched from a registry; ``publisher`` is empty if no signature was required."""
 
 Built = TypeVar("Built", WheelBuild, RepackedWheel)
 
@@ -34,7 +40,11 @@ def published(plan: BuildPlan, directory: Path) -> Artifacts | None:
     """
     if not (directory / "artifacts.json").is_file():
         return None
-    artifacts = _artifacts(plan, directory)
+    artifacts, origin = _artifacts(plan, directory), directory / _ORIGIN
+    if origin.is_file() and not parse_json(read_input(origin)).get("publisher"):
+        reporting.warn(
+            f"{directory} is from a registry, and its signature was not verified: to build it here, rm -r {directory}"
+        )
     mark_used(directory)
     return artifacts
 
@@ -68,8 +78,11 @@ def keep_newest(directory: Path) -> None:
     """Mark a build with local patches as the newest of its package, and remove all but the newest ones: each is 0.3 GB."""
     (directory / _LOCAL).touch()
     marked = sorted(directory.parent.glob(f"*/{_LOCAL}"), key=lambda path: -path.stat().st_mtime_ns)
-    for outdated in marked[_LOCAL_BUILDS:]:
-        shutil.rmtree(outdated.parent, ignore_errors=True)
+    for outdated in (path.parent for path in marked[_LOCAL_BUILDS:]):
+        hidden = outdated.with_name(f".{outdated.name}.{os.getpid()}")  # a build never exists in part
+        with suppress(OSError):  # another command removes it
+            outdated.rename(hidden)
+            shutil.rmtree(hidden)
 
 
 def fetch(plan: BuildPlan, entry: Path, directory: Path) -> None:
