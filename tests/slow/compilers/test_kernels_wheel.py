@@ -14,50 +14,44 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core import toolchain
 from sm120kit.kernels import cubin
 
 ROOT = Path(__file__).parents[3]
 KERNEL = "nvfp4_grouped_128x128x64"
+PAGE = (ROOT / "docs" / "build.md").read_text()
+PASTED = re.findall(r"```\n(pip install [^`]*?python -m build [^`]*?)```", PAGE)[0].splitlines(keepends=True)
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The patched sources of FlashInfer 0.6.6."""
+    """A directory with the sources of the wheel, and in ``work`` those of FlashInfer 0.6.6, patched."""
     directory = tmp_path_factory.mktemp("kernels")
-    environment = {**os.environ, "SM120KIT_STATE": str(directory / "state")}
-    edit = [sys.executable, "-m", "sm120kit", "patch", "edit", "flashinfer-0.6.6", "--into", str(directory / "tree")]
-    subprocess.run(edit, env=environment, check=True, cwd=ROOT)
+    shutil.copytree(ROOT / "src" / "sm120kit_kernels", directory / "src" / "sm120kit_kernels")
+    (directory / "torch.py").write_text("raise ImportError('a build of the kernels needs no torch')\n")
+    shell(next(line for line in PASTED if line.startswith("sm120kit")), directory).check_returncode()
     return directory
 
 
-def build(work: Path, cutlass: Path, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Build the wheel of one kernel into ``work/dist``, where torch cannot be imported."""
-    shutil.copytree(ROOT / "src" / "sm120kit_kernels", work / "source", dirs_exist_ok=True)
-    (work / "no_torch").mkdir(exist_ok=True)
-    (work / "no_torch" / "torch.py").write_text("raise ImportError('a build of the kernels needs no torch')\n")
-    home = toolchain.find().cuda_home
-    options = (f"-Ccmake.define.SM120KIT_CUTLASS={cutlass}", f"-Ccmake.define.SM120KIT_KERNELS={KERNEL}")
-    variables = {"CUDACXX": str(home / "bin" / "nvcc"), "LIBRARY_PATH": str(home / "lib"), "PYTHONPATH": str(work / "no_torch")}
-    argv = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        *options,
-        "-o",
-        str(work / "dist"),
-        str(work / "source"),
-    ]
-    return subprocess.run(argv, env={**os.environ, **variables}, capture_output=True, text=True, check=check)
+def shell(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run lines of docs/build.md where torch cannot be imported."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "SM120KIT_STATE": str(directory / "state"), "PYTHONPATH": str(directory)}
+    return subprocess.run(["bash", "-ec", script], env=env, cwd=directory, capture_output=True, text=True)
+
+
+def build(directory: Path, cutlass: str = "$PWD/work/3rdparty/cutlass") -> subprocess.CompletedProcess[str]:
+    """Build the wheel of one kernel, below its sources."""
+    script = "".join(line for line in PASTED if not line.startswith(("pip", "sm120kit")))
+    script = script.replace("$PWD/work/3rdparty/cutlass", cutlass).rstrip()
+    return shell(f"{script} -Ccmake.define.SM120KIT_KERNELS={KERNEL}", directory)
 
 
 @pytest.fixture(scope="module")
 def site(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which the wheel is installed."""
-    build(work, work / "tree" / "3rdparty" / "cutlass")
-    (wheel,) = (work / "dist").glob("sm120kit_kernels-0.1.0-py3-none-linux_*.whl")
+    done = build(work)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (wheel,) = (work / "src" / "sm120kit_kernels" / "dist").glob("sm120kit_kernels-0.1.0-py3-none-linux_*.whl")
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", str(target), str(wheel)], check=True)
@@ -65,7 +59,7 @@ def site(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_stock_cutlass_is_refused(work: Path, tmp_path: Path) -> None:
-    done = build(work, tmp_path, check=False)
+    done = build(work, str(tmp_path))
     assert done.returncode and "is not a CUTLASS patched by sm120kit" in done.stdout + done.stderr
 
 
