@@ -78,10 +78,20 @@ def test_docs_page_lists_the_kinds() -> None:
 
 def test_foreign_names_are_not_entries(workspace: Workspace) -> None:
     """For example, if a home directory is given as the state directory by mistake."""
-    for name in ("downloads/film.mkv", "work/thesis", "build/app/main", "images/cat", "caches/x", "runs/today", "checkouts/a"):
+    names = ["downloads/film.mkv", "work/thesis", "build/app/main", "images/cat", "caches/x", "runs/today", "checkouts/a"]
+    for name in [*names, "bases/songs", "oci/compressed/x"]:
         fill(workspace.root / name)
     (workspace.downloads / ABSENT).symlink_to(workspace.root / "work")
     assert state_entries.entries(workspace.root) == []
+
+
+def test_what_older_versions_left_behind_is_an_entry(workspace: Workspace) -> None:
+    names = [f"bases/debian-12-x86_64-{'a' * 16}", f"oci/compressed/{ABSENT}.json", f"work/kernels-{'b' * 12}"]
+    for name in names:
+        fill(workspace.root / name)
+    assert {entry.name for entry in state_entries.entries(workspace.root) if entry.kind == "outdated"} == {
+        Path(name).name for name in names
+    }
 
 
 def test_hidden_names_are_temporary(workspace: Workspace) -> None:

@@ -95,7 +95,7 @@ def fetch(plan: BuildPlan, entry: Path, directory: Path) -> None:
         with publish_directory(directory) as staging:
             shutil.copytree(entry, staging, dirs_exist_ok=True)
     except (Mismatch, BadRecord, OSError, shutil.Error) as error:
-        reporting.warn(f"the cache is not used: {error}")
+        reporting.warn(f"the cache is not used: {error}; to have it stored again: rm -r {entry}")
     else:
         reporting.info(f"found {artifacts.wheel.path} in the cache {entry.parent}")
 
