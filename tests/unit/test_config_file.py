@@ -100,6 +100,15 @@ def test_invalid_value_names_the_file(file: Path, text: str) -> None:
     assert str(file) in message and "'jobs' for `sm120kit build`" in message
 
 
+def test_value_that_the_command_refuses_names_what_sets_it(file: Path, tmp_path: Path) -> None:
+    """A former ``cache``, which was the name of a repository."""
+    words = ("build", "flashinfer", "--dry-run", "--state", str(tmp_path / "state"))
+    assert "(from SM120KIT_CACHE)" in failure(*words, SM120KIT_CACHE="registry.example/cache").replace("\n", " ")
+    file.write_text('cache = "registry.example/cache"\n')
+    message = failure(*words)
+    assert str(file) in message and "'cache' for `sm120kit build`: registry.example/cache is not a directory" in message
+
+
 @pytest.mark.parametrize("content", [b"jobs = \n", b'mirror = "\xff"\n', b"jobs = " + b"9" * 5000, b"jobs = " + b"[" * 5000])
 def test_file_is_not_toml(file: Path, content: bytes) -> None:
     file.write_bytes(content)

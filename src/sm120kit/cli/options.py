@@ -21,6 +21,7 @@ import typer
 
 from sm120kit.core import console
 from sm120kit.core.data_roots import entries, top_root
+from sm120kit.core.errors import InvalidOption
 from sm120kit.core.urls import Endpoint, read_header, read_key
 from sm120kit.core.workspace import Workspace
 
@@ -90,13 +91,6 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
-
-
-def existing_directory(path: Path | None) -> Path | None:
-    """Refuse what is no directory, such as the name of a repository."""
-    if path is not None and not path.is_dir():
-        raise typer.BadParameter(f"{path} is not a directory: make one that all machines mount, or leave it out")
-    return path
 
 
 def given(ctx: typer.Context, name: str) -> bool:
@@ -311,12 +305,7 @@ class SharedCache:
 
     cache: Annotated[
         Path | None,
-        option(
-            "--cache DIR",
-            "Use finished builds of other machines in this shared directory.",
-            rich_help_panel=SHARING,
-            callback=existing_directory,
-        ),
+        option("--cache DIR", "Use finished builds of other machines in this shared directory.", rich_help_panel=SHARING),
     ] = None
     cache_push: Annotated[
         bool, option("--cache-push", "Store finished builds in the --cache as well.", rich_help_panel=SHARING)
@@ -327,9 +316,14 @@ class SharedCache:
 
         Raises:
             typer.BadParameter: an option lacks the other that it is for.
+            InvalidOption: the cache is no directory.
         """
         if self.cache_push and not self.cache:
             raise typer.BadParameter("--cache-push requires --cache")
+        if self.cache and not self.cache.is_dir():
+            raise InvalidOption(
+                "--cache", f"{self.cache} is not a directory: make one that all machines mount, or leave it out"
+            )
         return dataclasses.replace(options, cache=self.cache and self.cache.absolute(), cache_push=self.cache_push)
 
 

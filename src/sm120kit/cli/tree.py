@@ -96,7 +96,10 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except InvalidOption as error:
-            raise typer.BadParameter(str(error), ctx=ctx, param_hint=error.option) from error
+            option = self.settable().get(error.option.removeprefix("--"))
+            refused = typer.BadParameter(str(error), ctx=ctx, param=option, param_hint=error.option)
+            _explain(refused, ctx, self.path)
+            raise refused from error
         finally:
             console.page = None
             if page and page.write(console.printable(" ".join((*self.path, *_words(ctx))))):
