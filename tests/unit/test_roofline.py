@@ -196,6 +196,24 @@ def test_bad_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             architectures.weights_of("a/b")
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"layer_types": 3},
+        {"layer_types": [["full_attention"]]},
+        {"first_k_dense_replace": 5},
+        {"num_hidden_layers": 10**30},
+        {"hidden_size": 10**30},
+    ],
+    ids=str,
+)
+def test_sizes_that_no_model_has_are_no_architecture(odd: dict[str, Any]) -> None:
+    sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+    assert architectures.architecture_of(sizes | experts, with_mtp=True)
+    assert architectures.architecture_of(sizes | experts | odd, with_mtp=True) is None
+
+
 # ---- a model folder
 
 TEXT: dict[str, Any] = {

@@ -129,7 +129,7 @@ class Result:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a result; published as ``docs/result_file.schema.json``."""
+    """The JSON Schema of a result; published as ``docs/result.schema.json``."""
     from pydantic import TypeAdapter
 
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": FORMAT, **TypeAdapter(Result).json_schema()}

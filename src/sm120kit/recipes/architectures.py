@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from sm120kit.recipes.schema import Strict
 
 MATRICES = 3
 """Matrices of a gated MLP: gate, up, down."""
+MAX_SIZE = 2**32
+"""Limit for a number in ``config.json``, so that products of several are floats."""
 
 Bits = Annotated[float, Field(gt=0, le=32)]
 
@@ -153,20 +156,22 @@ def architecture_of(text: Mapping[str, Any], *, with_mtp: bool) -> Architecture 
 def _size(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     """The first of some keys that is set and not 0."""
     value = next((text[name] for name in names if text.get(name)), default)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= MAX_SIZE:
         raise ValueError(f"{names[0]} is no size")
     return value
 
 
 def _architecture(text: Mapping[str, Any], with_mtp: bool) -> Architecture | None:
     layers, hidden, heads = (_size(text, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    kinds = text.get("layer_types") or ["full_attention"] * layers
+    kinds = Counter(list(text.get("layer_types") or ())) or Counter(full_attention=layers)
     latent, sparse = _size(text, "kv_lora_rank", default=0), _size(text, "index_topk", default=0)
-    full, linear = kinds.count("full_attention"), kinds.count("linear_attention")
-    if full < 1 or full + linear < len(kinds) or (sparse and not latent) or text.get("sliding_window"):
+    full, linear = kinds["full_attention"], kinds["linear_attention"]
+    if full < 1 or full + linear < kinds.total() or (sparse and not latent) or text.get("sliding_window"):
         return None
     experts = _size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
     dense_layers = _size(text, "first_k_dense_replace", default=0) if experts else layers
+    if experts and dense_layers >= layers:
+        return None
     width = _size(text, "moe_intermediate_size", "intermediate_size")
     shared_width = _size(text, "shared_expert_intermediate_size", default=width * _size(text, "n_shared_experts", default=0))
     kv_heads = 0 if latent else _size(text, "num_key_value_heads", default=heads)
