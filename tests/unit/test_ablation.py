@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import isclose
+from math import isclose, isfinite
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +64,8 @@ def test_interval_is_students() -> None:
     assert gain.interval and isclose(gain.ratio, 2)
     assert isclose(gain.interval[0], 2 * 2**-12.706) and isclose(gain.interval[1], 2 * 2**12.706)
     assert replace(gain, before=(10.0,), after=(20.0,)).interval is None
+    extreme = replace(gain, before=(1e-300, 1.0), after=(1e300, 1.0)).interval
+    assert extreme and extreme[0] == 0 and isfinite(extreme[1])
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,32 @@ def test_blob_ids_are_compared_with_the_tree(tmp_path: Path) -> None:
             applied(tmp_path / name, edit_diff(*ids), BEFORE)
 
 
+LINES = b"".join(b"l%d\n" % number for number in range(30))
+
+
+def change_of(line: int, stated: int) -> bytes:
+    return b"@@ -%d,3 +%d,3 @@\n l%d\n-l%d\n+L\n l%d\n" % (stated, stated, line - 1, line, line + 1)
+
+
+@pytest.mark.parametrize(
+    ("hunks", "blob"),
+    [
+        (change_of(20, 20) + change_of(5, 5), "1" * 40),
+        (change_of(5, 5) + change_of(6, 6), "1" * 40),
+        (change_of(5, 0), "1" * 40),
+        (change_of(20, 20) + change_of(5, 5), blob_id(LINES)),
+        (change_of(5, 5), blob_id(LINES)),
+    ],
+    ids=["order", "overlap", "line 0", "order in its own version", "result"],
+)
+def test_hunks_that_contradict_each_other_or_their_blobs_change_nothing(tmp_path: Path, hunks: bytes, blob: str) -> None:
+    """The parser accepts them."""
+    diff = edit_diff(blob, "2" * 40, hunks)
+    well_formed(diff)
+    with pytest.raises((BadInput, PatchConflict), match="cutlass/edit"):
+        applied(tmp_path, diff, LINES)
+
+
 def test_conflict_names_the_version_of_the_file(tmp_path: Path) -> None:
     old, new, other = blob_id(BEFORE), blob_id(AFTER), b"a\nx\nc\n"
     expected = f"x: the patch was made for the version with blob {old[:12]}; cutlass 4.2.1 has blob {blob_id(other)[:12]}"

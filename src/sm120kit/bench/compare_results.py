@@ -37,7 +37,7 @@ class Gain:
     @property
     def ratio(self) -> float | None:
         """The geometric mean of the ratios of the starts; None if a value is absent or 0."""
-        return exp(mean(self._logs)) if self._logs else None
+        return _ratio(mean(self._logs)) if self._logs else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -46,13 +46,17 @@ class Gain:
         if count < 2:
             return None
         half = STUDENT_T[min(count - 2, len(STUDENT_T) - 1)] * stdev(self._logs) / sqrt(count)
-        return exp(mean(self._logs) - half), exp(mean(self._logs) + half)
+        return _ratio(mean(self._logs) - half), _ratio(mean(self._logs) + half)
 
     @property
     def _logs(self) -> list[float]:
         if len(self.before) != len(self.after) or min((*self.before, *self.after)) <= 0:
             return []
         return [log(after) - log(before) for before, after in zip(self.before, self.after, strict=True)]
+
+
+def _ratio(logarithm: float) -> float:
+    return exp(min(logarithm, 700.0))  # of 710 it is larger than any float
 
 
 def gains(before: Result, after: Result, figures: Sequence[str] = FIGURES) -> tuple[Gain, ...]:
