@@ -9,7 +9,6 @@ takes its command line to the model on torch's meta device, in the environment o
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from sm120kit.serving.served_model import ServeRequest, planned_model
 
 ENGINE = "vllm-0.33.0"
 DATA = Path(__file__).parents[1] / "unit" / "data" / "plans.json"
-PROBE = Path(__file__).with_name("plans_probe.py")
 GPU = "rtx-pro-6000"
 REPOSITORIES = {
     "Qwen3-8B": "Qwen3ForCausalLM",
@@ -69,10 +67,10 @@ def record(python: Path, env: dict[str, str]) -> None:
     every = kv_specs.ask(python, env, "defaults", {}) | kv_specs.recorded()
     configs = {name: whole_config(case, every[case]["config"]) for name, case in REPOSITORIES.items()}
     alone = {name: engine_case(name, config, ["/model"]) for name, config in configs.items()}
-    sizes = {name: answer["weights"] for name, answer in ask(python, env, alone).items()}
+    sizes = {name: answer["weights"] for name, answer in backends.probe(python, env, "vllm", alone).items()}
     with hub(configs, sizes) as plans:
         cases = {name: engine_case(name, configs[name], argv) for name, (_, argv) in plans.items()}
-        theirs = ask(python, env, cases)
+        theirs = backends.probe(python, env, "vllm", cases)
     lines = [json.dumps(name) + ": " + json.dumps({"plan": plan, "engine": theirs[name]}) for name, (plan, _) in plans.items()]
     DATA.write_text(f'{{"recipe": {json.dumps(ENGINE)}, "repositories": {{\n' + ",\n".join(lines) + "\n}}\n")
 
@@ -87,14 +85,6 @@ def engine_case(name: str, config: dict[str, Any], argv: list[str]) -> dict[str,
     """A case of the probe."""
     gpu = {"name": "NVIDIA RTX PRO 6000", **recorded_backends.GPUS["RTX PRO 6000"]}
     return {"argv": argv, "environment": {}, "gpu": gpu, "model": {"repository": f"me/{name}", "config": config}}
-
-
-def ask(python: Path, env: dict[str, str], cases: dict[str, Any]) -> dict[str, Any]:
-    """The answers of the probe."""
-    done = subprocess.run(
-        [python, PROBE, backends.SUITES], input=json.dumps(cases), env=env, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return dict(json.loads(done.stdout))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Models of the Hub that plans are compared for with engines: their ``config.json``, and in other quantizations."""
+"""Models that plans are compared for with engines: their ``config.json`` as far as known, and in other quantizations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from sm120kit.core.data_roots import data_root
 
 HERE = Path(__file__).parent
 OWN = HERE / "repositories.json"
-"""``config.json`` of published models, as their pages have it."""
+"""``config.json`` of 11 published models, written from knowledge of them, not read from the Hub and not compared with it.
+
+Sizes of Mixtral 8x7B and GLM-4.5-Air are the defaults of ``MixtralConfig`` and ``Glm4MoeConfig`` of transformers 5.20.2, except
+GLM's bias of the attention; those of the other nine have no source that can be read here.
+"""
 OTHERS = {
     "Qwen/Qwen3-Next-80B-A3B-Instruct": "Qwen3-Next 80B-A3B",
     "zai-org/GLM-5.3-Flash": "GLM-5.3-Flash",
@@ -87,7 +91,7 @@ QUANTIZED: dict[str, dict[str, Any]] = {
     },
     "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
 }
-"""``quantization_config`` as publishers of such checkpoints write it."""
+"""``quantization_config`` as such checkpoints usually have it, written from knowledge of them."""
 
 
 def configs() -> dict[str, dict[str, Any]]:

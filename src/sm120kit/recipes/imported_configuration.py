@@ -95,9 +95,9 @@ class _Import:
                 self.left_out.append("--headless: sm120kit serve --nodes sets it")
             else:
                 kept.append((option, words))
-        for meaning, note in (("nodes", "sm120kit serve --nodes sets them"), ("api_key", "a secret; set SM120KIT_API_KEY")):
+        for meaning, how in (("nodes", "serve --nodes"), ("port", "serve --port"), ("api_key", "serve with SM120KIT_API_KEY")):
             if meaning in given:
-                self.left_out.append(f"{options[meaning][0]}: {note}")
+                self.left_out.append(f"{options[meaning][0]}: sm120kit {how}")
         if "served_name" in given and given["served_name"] != given.get("model"):
             self.left_out.append(f"served name {' '.join(given['served_name'])}: it is that of the repository")
         return given, kept

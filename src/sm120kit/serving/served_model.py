@@ -19,7 +19,7 @@ from sm120kit.serving.derived_configuration import COUNTS, NamedModel
 from sm120kit.serving.fit import recorded_model
 from sm120kit.serving.model_download import DEFAULT_BRANCH, ModelDownload
 
-_REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+_REPOSITORY = re.compile(r"\w[\w.-]{0,95}/[\w.-]{1,96}")
 """Limits of the Hub (huggingface_hub, ``validate_repo_id``)."""
 ASSUMED_GPU = "rtx-pro-6000"
 """The GPU that is planned for on a host without one, if none is named."""
