@@ -306,7 +306,8 @@ def test_usage() -> None:
         result = CliRunner().invoke(app, argv)
         assert result.exit_code == 2, result.output
     assert isinstance(failure("plan", "gpt-oss-20b-1x-rtx-pro-6000", "--gpu", "rtx-5090"), Exception)
-    assert isinstance(failure("plan", "no-such-configuration"), NotFound)
+    for target in ("no-such-configuration", "./nowhere", "../no/folder"):
+        assert isinstance(failure("plan", target), NotFound)
 
 
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
