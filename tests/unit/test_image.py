@@ -244,6 +244,15 @@ def test_index_is_read_back_and_searched(tmp_path: Path) -> None:
             find_image(name, path, platform)
 
 
+def test_index_over_the_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "images.json"
+    with path.open("wb") as file:
+        file.truncate(2**31 + 1)
+    with pytest.raises(BadInput, match=str(path)) as refused:
+        read_index(path)
+    assert refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("text", "message"), [("{", "not an index"), ("[]", "not an index"), ('{"format":9,"images":[]}', "format 9")]
 )

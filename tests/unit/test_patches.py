@@ -515,6 +515,9 @@ def test_edit_and_export_edits(patch_dir: PatchDirectory, tmp_path: Path) -> Non
         export_edits(tmp_path, checkout, patch_dir.root)
     with pytest.raises(SystemRefused, match="not empty"):
         patches.edit(tree, clone, RECIPE, KEY)
+    with pytest.raises(SystemRefused) as refused:
+        patches.edit(tree, clone / LAUNCHER, RECIPE, KEY)
+    assert str(clone / LAUNCHER) in str(refused.value) and refused.value.hint
 
 
 def test_export_edits_runs_no_program_of_the_repository(patch_dir: PatchDirectory, tmp_path: Path) -> None:

@@ -54,8 +54,9 @@ def read_index(path: Path) -> PublishedIndex:
         raise BadInput(f"the index {path} {why}", "publish writes it; --index names another")
     try:
         index = read_record(PublishedIndex, path, "an index of images")
-    except BadRecord as error:
-        raise BadInput(error.message, "restore it; publish writes it") from error
+    except (BadRecord, OSError) as error:
+        why = f"{path}: {error.strerror}" if isinstance(error, OSError) else error.message
+        raise BadInput(why, "restore it; publish writes it") from error
     if index.format != FORMAT:
         raise BadInput(f"{path} has format {index.format}, this version reads {FORMAT}", "use the version that wrote it")
     for image in index.images:

@@ -95,12 +95,12 @@ def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:
     ``recipe`` is the recipe of the tree as an argument of commands; ``key`` seals the record of the directory.
 
     Raises:
-        SystemRefused: the directory is not empty.
+        SystemRefused: the directory is not empty, or a file.
     """
     with disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise SystemRefused(f"{directory} is not empty", "name a directory that does not exist yet")
+        directory.mkdir(parents=True, exist_ok=True)
     repository = Repository.init(directory / ".git")
     base = f"{tree.patches[0].commit}^" if tree.patches else tree.commit
     repository.fetch(tree.checkout.repository, f"{REFS}/{tree.commit}:{SERIES}")

@@ -91,9 +91,8 @@ def _load(path: Path, *, private: bool) -> Any:
     except OSError as error:
         raise BadInput(f"cannot read the {kind} key {path}: {error.strerror}", f"to create a key: {_CREATE}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise BadInput(
-            f"{path} is not a {kind} key in PEM without a passphrase: {error}", f"to create a key: {_CREATE}"
-        ) from error
+        text = f"{path} is not a {kind} key in PEM, without a passphrase ({error})"  # redaction takes a value after a colon
+        raise BadInput(text, f"to create a key: {_CREATE}") from error
     curve = getattr(key, "curve", None)
     if not isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey) and not isinstance(curve, ec.SECP256R1):
         raise BadInput(f"{path} is neither an ed25519 nor an ECDSA P-256 key", f"to create a key: {_CREATE}")
