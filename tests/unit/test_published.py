@@ -505,3 +505,12 @@ def test_documentation_has_the_verdicts_by_speed() -> None:
 
 if __name__ == "__main__":
     print(*verdicts_by_speed(), sep="\n")
+
+
+def test_short_answers_and_cached_prompts_are_named() -> None:
+    result = replace(GOOD, cases=(case(1, 195.0, 4096, completion_tokens=3000, cached_tokens=7),))
+    judgement = judged(A, 194.0, result)
+    assert judgement.reached
+    assert [("3000" in text, "cache" in text) for text in judgement.reasons] == [(True, False), (False, True)]
+    assert set(judgement.reasons) <= set(published.comparisons(result))
+    assert judged(A, 194.0, GOOD).reasons == ()

@@ -47,11 +47,15 @@ class MeasuredRate:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A published figure, and the rate measured as it was; not comparable if there are ``differences``."""
+    """A published figure, and the rate measured as it was; not comparable if there are ``differences``.
+
+    ``reasons`` are what the answers had that changes a rate: fewer tokens, or prompts from a cache.
+    """
 
     reference: Reference
     measured: MeasuredRate | None
     differences: tuple[SetupDifference, ...]
+    reasons: tuple[str, ...] = ()
 
     @property
     def reached(self) -> bool | None:
@@ -118,6 +122,7 @@ def _published(judgement: Judgement) -> Iterator[str]:
     yield f"published: concurrency {figure.concurrency}: {figure.value:g} tok/s{measured}; {judgement.text}; {figure.source}"
     for each in judgement.differences:
         yield f"{each.field}: published {each.published}, here {each.here}"
+    yield from judgement.reasons
 
 
 def _expected(configuration: Configuration, result: Result) -> Iterator[str]:
@@ -167,7 +172,16 @@ def _judgement(configuration: Configuration, reference: Reference, result: Resul
     elif measured and measured.tok_s > FASTEST * reference.value:
         doubted = f"{measured.tok_s:.0f} tok/s, more than {FASTEST:g} times the published rate of the same setup"
         differing.append(SetupDifference("rate", f"{reference.value:g} tok/s", doubted))
-    return Judgement(reference, measured, tuple(differing))
+    return Judgement(reference, measured, tuple(differing), tuple(_reasons(cases)))
+
+
+def _reasons(cases: Sequence[MeasuredCase]) -> Iterator[str]:
+    samples = [sample for case in cases for sample in case.samples if not sample.error]
+    counts = [sample.completion_tokens for sample in samples if sample.completion_tokens is not None]
+    if counts and median(counts) < cases[0].output_tokens:
+        yield f"answers ended after {median(counts):.0f} of {cases[0].output_tokens} tokens"
+    if any(sample.cached_tokens for sample in samples):
+        yield "a prefix cache answered part of the prompts"
 
 
 def _above_ceiling(
