@@ -76,7 +76,7 @@ def test_without_the_laboratory_its_commands_are_not_listed_and_name_the_remedy(
     for group, name in plugins.ELSEWHERE:
         assert f"\n  {name} " not in run(group, "--help").stdout
         error = run(group, name, "x").exception
-        assert isinstance(error, RequirementMissing) and error.hint == "pip install sm12x-lab"
+        assert isinstance(error, RequirementMissing) and error.hint.startswith("pip install sm12x-lab")
     assert run("verify", "nothing").exit_code == 2
 
 

@@ -56,4 +56,7 @@ def _loaded(points: Iterable[EntryPoint]) -> Iterator[Any]:
 
 def required(what: str) -> RequirementMissing:
     """The error for a use of the laboratory where it is not installed."""
-    return RequirementMissing(f"{what} requires the distribution {LABORATORY}", f"pip install {LABORATORY}")
+    return RequirementMissing(
+        f"{what} requires the distribution {LABORATORY}",
+        f"pip install {LABORATORY}, or in a clone: pip install ./src/sm12x_lab",
+    )
