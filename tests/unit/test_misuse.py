@@ -412,6 +412,10 @@ def test_damaged_data_file(
 CASES = {
     "bench show /dev/zero": (11, "/dev/zero: it has more than 64 MiB"),
     f"bench run {NOWHERE} --api-key @/dev/zero": (2, "cannot read /dev/zero: it has more than 64 MiB"),
+    "verify server http://127.0.0.1:9 --reference http://127.0.0.1:9 --reference-api-key @/dev/zero": (
+        2,
+        "--reference-api-key",
+    ),
     "publish image localhost:9/x --key /dev/zero": (11, "cannot read the private key /dev/zero: it has more than 64 MiB"),
     "patch import /dev/zero": (11, "/dev/zero cannot be read: it has more than 64 MiB"),
     "pull x --index typo.json": (11, "the index typo.json does not exist"),

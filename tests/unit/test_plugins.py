@@ -105,3 +105,11 @@ def test_program_of_the_laboratory_has_variables_and_tables_of_sm120kit(
     done = CliRunner().invoke(laboratory, ["run", "--", "true"])
     assert isinstance(done.exception, ResourceUnavailable)
     assert CliRunner().invoke(laboratory, ["--version"]).stdout.startswith("sm12x-lab ")
+
+
+def test_laboratory_without_costs_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed before it had them."""
+    every = metadata.entry_points
+    monkeypatch.setattr(metadata, "entry_points", lambda **named: () if named.get("name") == "tile_costs" else every(**named))
+    error = run("tiles", "flashinfer-0.6.6", "--cost").exception
+    assert isinstance(error, RequirementMissing) and "--cost" in error.message

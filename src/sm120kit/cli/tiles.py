@@ -67,7 +67,8 @@ def tiles_(
     SM120.
     """
     cost, problem = counted.cost, counted.problem
-    if (emulate or cost) and _tile_numbers() is None:
+    costs = plugins.function("tile_costs") if cost else None
+    if (cost and costs is None) or (emulate and _tile_numbers() is None):
         raise plugins.required("--cost" if cost else "--emulate")
     if (problem and not cost) or (cost and (emulate or write or unpatched)):
         raise typer.BadParameter("--problem requires --cost, and --cost stands alone", param_hint="--cost")
@@ -77,8 +78,8 @@ def tiles_(
     if write:
         console.data(f"wrote {tile_records.write(target.flashinfer, tables.tiles(target.flashinfer, patched=True))}")
         return
-    if cost and (counted_tiles := plugins.function("tile_costs")):
-        _show_costs(as_json, *counted_tiles(_require_kernels(target), problem))
+    if costs:
+        _show_costs(as_json, *costs(_require_kernels(target), problem))
         return
     facts = _tiles(_require_kernels(target), not unpatched, emulate)
     if as_json:

@@ -48,7 +48,7 @@ class ProbedServer(ServerAccess):
         if not is_url(self.reference):
             return kld.SavedReference(Path(self.reference))
         url, _, model = self.reference.partition("#")
-        endpoint = Endpoint.parse(url, read_key(self.reference_api_key))
+        endpoint = Endpoint.parse(url, read_key(self.reference_api_key, "--reference-api-key"))
         return endpoint, bench.choose_model(endpoint, model or None)
 
 
@@ -80,9 +80,8 @@ def verify_server(
     chosen = probes.selected(options.probe or [])
     require_writable(options.output)
     require_new(options.output, "--output", options.overwrite)
-    endpoint = server.endpoint(url)
-    model = bench.choose_model(endpoint, server.served_model_name or None)
-    probed = probes.VerifiedServer(endpoint, model, server.compared())
+    endpoint, reference = server.endpoint(url), server.compared()
+    probed = probes.VerifiedServer(endpoint, bench.choose_model(endpoint, server.served_model_name or None), reference)
     verification = _verified(probed, chosen, options.seconds, options.output)
     if options.json:
         console.json_data(asdict(verification))

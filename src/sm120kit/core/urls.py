@@ -96,11 +96,11 @@ def read_header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def read_key(text: str) -> str:
+def read_key(text: str, option: str = "--api-key") -> str:
     """The key, or the content of the file in ``@FILE``."""
-    text = _content(text, "--api-key")
+    text = _content(text, option)
     if not (text.isascii() and text.isprintable()) or " " in text:
-        raise InvalidOption("--api-key", "a key consists of printable ASCII characters without spaces")
+        raise InvalidOption(option, "a key consists of printable ASCII characters without spaces")
     register(text)
     return text
 
