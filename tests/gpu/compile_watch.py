@@ -90,6 +90,7 @@ class Processes(threading.Thread):
         super().__init__(daemon=True)
         self.seen: dict[tuple[int, str], dict[str, Any]] = {}
         self.known: dict[int, str] = {}
+        self.born: dict[int, float] = {}
         self.ended = threading.Event()
 
     def run(self) -> None:
@@ -109,8 +110,7 @@ class Processes(threading.Thread):
         try:
             name, _, rest = Path(f"/proc/{number}/stat").read_text().partition("(")[2].rpartition(")")
             if name not in COMPILERS:
-                young = now - self.first(number, now) < 0.2
-                if not young:
+                if now - self.born.setdefault(number, now) >= 0.2:
                     self.known[number] = name
                 return
             begun = rest.split()[19]
@@ -122,10 +122,6 @@ class Processes(threading.Thread):
         self.known[number] = name
         found = self.seen.setdefault((number, begun), {"process": name, "from": now, "argv": argv[-200:], "parent": above})
         found["until"] = now
-
-    def first(self, number: int, now: float) -> float:
-        self.born = getattr(self, "born", {})
-        return float(self.born.setdefault(number, now))
 
     def stop(self, folder: Path) -> None:
         self.ended.set()

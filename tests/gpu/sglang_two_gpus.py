@@ -16,9 +16,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -86,7 +86,6 @@ SERVERS = {
     "drafts-all": Server(2, fault="drafts-all"),
     "stale-state": Server(2, fault="stale-state"),
 }
-COMPILERS = ("nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "cc1", "gcc", "g++", "as", "ld")
 
 
 def models(folder: Path) -> None:
@@ -220,18 +219,6 @@ def listening(port: int, process: subprocess.Popen[bytes], until: float) -> bool
     return False
 
 
-def compilers(seen: dict[str, set[str]]) -> None:
-    """Add the processes of compilers that run now, by program: process number and begin."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text()
-        except OSError:
-            continue
-        name, rest = fields[fields.index("(") + 1 : fields.rindex(")")], fields[fields.rindex(")") :].split()
-        if name in COMPILERS:
-            seen.setdefault(name, set()).add(f"{folder.name} {rest[20]}")
-
-
 def judged(name: str, port: int, process: subprocess.Popen[bytes], until: float) -> tuple[float, Any, tuple[bool, list[str]]]:
     """When a server answers, its answers, and what the probes find. A server that does not answer has no answers."""
     from vllm_servers import answers, probed
@@ -244,18 +231,13 @@ def judged(name: str, port: int, process: subprocess.Popen[bytes], until: float)
 
 
 def main(folder: Path, names: list[str]) -> bool:
+    from compile_watch import Processes
     from vllm_servers import compared
 
     folder.mkdir(parents=True, exist_ok=True)
     models(folder)
-    seen: dict[str, set[str]] = {}
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.05):
-            compilers(seen)
-
-    threading.Thread(target=watch, daemon=True).start()
+    compilers = Processes()
+    compilers.start()
     until, failed = time.monotonic() + float(os.environ.get("READY_SECONDS", "240")), False
     ports = {name: 18100 + 20 * number for number, name in enumerate(names)}
     processes = {name: started(name, port, folder) for name, port in ports.items()}
@@ -284,9 +266,9 @@ def main(folder: Path, names: list[str]) -> bool:
                     result = compared(taken[server.like], taken[name])
                     failed |= bool(result["other"]) and server.model == "all-experts" and not server.fault
                     print(f"    against {server.like}: {json.dumps(result)}", flush=True)
-            print("processes of compilers:", {name: len(each) for name, each in seen.items()}, flush=True)
+            print("processes of compilers:", dict(Counter(each["process"] for each in compilers.seen.values())), flush=True)
     finally:
-        done.set()
+        compilers.ended.set()
         for process in processes.values():
             os.killpg(process.pid, signal.SIGKILL)
     return failed

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import http_served
 from schedule_server import schedule_server
 from typer.testing import CliRunner
 from typer.testing import Result as CliResult
@@ -50,12 +50,8 @@ def answering(charset: str = "utf-8", **answers: tuple[int, bytes]) -> Iterator[
         def log_message(self, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+    with http_served(Handler) as url:
+        yield url
 
 
 def bench_run(url: str, output: Path, *options: str) -> CliResult:

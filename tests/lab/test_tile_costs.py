@@ -10,6 +10,7 @@ import pytest
 
 from sm12x_lab import tile_costs
 from sm12x_lab.tile_costs import Counts, Problem, TileCost
+from sm120kit.core import process, toolchain
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.kernel_records import Tile, TileFacts
@@ -83,6 +84,41 @@ def test_tile_of_a_name(cost: TileCost) -> None:
 )
 def test_room_on_a_multiprocessor(registers: int, threads: int, shared: int, ctas: int) -> None:
     assert tile_costs.resident(registers, threads, shared) == ctas
+
+
+CALCULATOR = """
+#include <cuda_occupancy.h>
+#include <cstdio>
+int main() {
+  cudaOccDeviceProp gpu;
+  gpu.computeMajor = 12, gpu.computeMinor = 0, gpu.warpSize = 32, gpu.numSms = 188;
+  gpu.maxThreadsPerBlock = 1024, gpu.maxThreadsPerMultiprocessor = 1536;
+  gpu.regsPerBlock = gpu.regsPerMultiprocessor = 65536;
+  gpu.sharedMemPerBlock = 49152, gpu.sharedMemPerBlockOptin = 101376;
+  gpu.sharedMemPerMultiprocessor = 102400, gpu.reservedSharedMemPerBlock = 1024;
+  cudaOccFuncAttributes kernel;
+  kernel.maxThreadsPerBlock = 1024, kernel.sharedSizeBytes = 0, kernel.numBlockBarriers = 1;
+  kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN, kernel.maxDynamicSharedSizeBytes = 101376;
+  cudaOccDeviceState state;
+  for (kernel.numRegs = 1; kernel.numRegs <= 255; kernel.numRegs += 7)
+    for (int threads = 32; threads <= 1024; threads += 32)
+      for (int shared = 0; shared <= 101376; shared += 9216) {
+        cudaOccResult room;
+        if (cudaOccMaxActiveBlocksPerMultiprocessor(&room, &gpu, &kernel, &state, threads, shared)) return 1;
+        std::printf("%d %d %d %d\\n", kernel.numRegs, threads, shared, room.activeBlocksPerMultiprocessor);
+      }
+}
+"""
+
+
+def test_room_is_that_of_the_calculator_in_cudas_headers(tmp_path: Path) -> None:
+    (tmp_path / "room.cpp").write_text(CALCULATOR)
+    tools = toolchain.find()
+    headers = ["-isystem", str(tools.cuda_home / "include")]
+    process.run([tools.host_compiler, *headers, str(tmp_path / "room.cpp"), "-o", str(tmp_path / "room")])
+    lines = [[*map(int, line.split())] for line in process.run([tmp_path / "room"]).stdout.splitlines()]
+    assert len(lines) == 37 * 32 * 12
+    assert [line for line in lines if tile_costs.resident(*line[:3]) != line[3]] == []
 
 
 def test_waves_and_bytes_of_a_problem(cost: TileCost) -> None:

@@ -11,6 +11,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sm120kit.core.unpacking import Unpacking
+from sm120kit.images._base import DebianSystem
+from sm120kit.images._layers import LayerWriter
+from sm120kit.images.oci import Layout
+from sm120kit.recipes.bases import Base
+
 KINDS = {"symlink": tarfile.SYMTYPE, "hardlink": tarfile.LNKTYPE, "device": tarfile.CHRTYPE, "directory": tarfile.DIRTYPE}
 
 
@@ -97,3 +103,15 @@ def archive(root: Path, debs: dict[Path, str], signer: Signer, suite: str = "boo
     )
     signer.sign(release)
     return root
+
+
+def written_base(directory: Path, base: Base, debs: Sequence[Path]) -> tuple[DebianSystem, Layout, str]:
+    """A base of packages: its files, in ``root`` of a directory, its layer's layout, and the digest of the layer."""
+    (directory / "root").mkdir()
+    layout = Layout(directory / "oci")
+    with layout.writer() as blob:
+        add = Unpacking(directory / "root", directory).add
+        system = DebianSystem(LayerWriter(blob, add=add), directory / "root", base)
+        system.add_packages(debs)
+        system.add_generated("x86_64")
+        return system, layout, system.layer.finish().digest

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from answer_faults import ANSWER_FAULTS
+from loopback import http_served
 
 LONG = 1500
 """Characters from which faults of long prompts begin."""
@@ -170,11 +171,5 @@ def fault_proxy(server: str, fault: str = "") -> Iterator[str]:
                 answer = seen.answers.setdefault(key, answer)
             self.reply(response.status, kind, answer)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{running.server_port}"
-        finally:
-            running.shutdown()
-            thread.join()
+    with http_served(Handler) as url:
+        yield url

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from loopback import http_served
 
 
 @dataclass
@@ -47,10 +47,5 @@ def hostile_server() -> Iterator[HostileServer]:
                 while endless:
                     self.wfile.write(body)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http_server:
-        state.url = f"http://127.0.0.1:{http_server.server_port}"
-        thread = threading.Thread(target=functools.partial(http_server.serve_forever, poll_interval=0.01))
-        thread.start()
+    with http_served(Handler) as state.url:
         yield state
-        http_server.shutdown()
-        thread.join()

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from answer_faults import ANSWER_FAULTS
+from loopback import http_served
 from transformers import DynamicCache
 
 MODEL = "small"
@@ -540,12 +541,8 @@ def small_server(engine: SmallEngine, tokenizer: Any, context: int = 2048, owner
             with suppress(OSError):
                 self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with http_served(Handler) as url:
         try:
-            yield f"http://127.0.0.1:{running.server_port}"
+            yield url
         finally:
-            running.shutdown()
-            thread.join()
             engine.close()

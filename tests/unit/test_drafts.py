@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import http.server
 import re
-import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from loopback import http_served
 from packaging.requirements import Requirement
 from small_engine import make_wheel
 
@@ -142,10 +142,8 @@ def served(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", ranges
-        server.shutdown()
+    with http_served(Handler) as url:
+        yield url, ranges
 
 
 def test_metadata_is_read_without_the_rest_of_the_wheel(tmp_path: Path, served: tuple[str, list[str]]) -> None:

@@ -6,12 +6,12 @@ import http.server
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from loopback import http_served
 from typer.testing import CliRunner
 
 from sm120kit import serving
@@ -44,12 +44,8 @@ def server(models: Any, completion: Any) -> Iterator[Endpoint]:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.reply(completion)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        try:
-            yield Endpoint.parse(f"http://127.0.0.1:{listening.server_address[1]}")
-        finally:
-            listening.shutdown()
+    with http_served(Handler) as url:
+        yield Endpoint.parse(url)
 
 
 MODELS = {"data": [{"id": "m"}]}

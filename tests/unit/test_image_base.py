@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from debian_archive import ar, control, member, package, tar
+from debian_archive import ar, control, member, package, tar, written_base
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted
 from sm120kit.core.unpacking import Unpacking
 from sm120kit.images._base import DebianSystem
-from sm120kit.images._layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.recipes import bases
 from sm120kit.recipes.bases import Base
@@ -70,7 +69,6 @@ def write(directory: Path, description: Base | None = None, *debs: Path) -> tupl
     """The root file system of ``debs``, by default one package, and its layer."""
     directory.mkdir(parents=True, exist_ok=True)
     debs = debs or (package(directory, "one", CONTENTS),)
-    (directory / "root").mkdir()
     description = description or base(
         alternatives={"cc": "gcc"},
         copies={"etc/passwd": "usr/share/base-passwd/passwd.master"},
@@ -78,13 +76,7 @@ def write(directory: Path, description: Base | None = None, *debs: Path) -> tupl
         directories={"run/lock": "1777"},
         left_out={"usr/share/doc/*": "documentation"},
     )
-    layout = Layout(directory / "oci")
-    with layout.writer() as blob:
-        add = Unpacking(directory / "root", directory).add
-        system = DebianSystem(LayerWriter(blob, add=add), directory / "root", description)
-        system.add_packages(debs)
-        system.add_generated("x86_64")
-        return system, layout, system.layer.finish().digest
+    return written_base(directory, description, debs)
 
 
 def test_files_are_as_in_packages_with_merged_usr(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import httpx2
 import pytest
 from hostile_server import HostileServer, hostile_server
+from loopback import http_served
 
 from sm120kit.core import archives, console, reporting, retry
 from sm120kit.core.errors import BadInput, FetchFailed, Mismatch, NotTrusted, OfflineMiss
@@ -574,13 +575,8 @@ def server() -> Iterator[Server]:
 
         do_HEAD = do_GET
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http_server:
-        state.url = f"http://127.0.0.1:{http_server.server_port}"
-        thread = threading.Thread(target=functools.partial(http_server.serve_forever, poll_interval=0.01))
-        thread.start()
+    with http_served(Handler) as state.url:
         yield state
-        http_server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("faults", [["cut", "busy"], ["encoded"]])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from loopback import http_served
 
 from sm120kit.core import reporting
 from sm120kit.sources.origin import Origin
@@ -67,11 +67,9 @@ def server() -> Iterator[IndexServer]:
 
         def log_message(self, *arguments: object) -> None: ...
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        index.url = f"http://127.0.0.1:{running.server_port}/simple"
+    with http_served(Handler) as url:
+        index.url = f"{url}/simple"
         yield index
-        running.shutdown()
 
 
 def withdrawals(url: str) -> Withdrawals:

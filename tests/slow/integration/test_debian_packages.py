@@ -8,14 +8,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from debian_archive import written_base
 
 from sm120kit.core.errors import RequirementMissing
-from sm120kit.core.unpacking import Unpacking
 from sm120kit.core.workspace import Workspace
-from sm120kit.images._base import DebianSystem
-from sm120kit.images._layers import LayerWriter
 from sm120kit.images._loader_cache import loader_cache
-from sm120kit.images.oci import Layout
 from sm120kit.recipes.bases import Base
 from sm120kit.sources import debian
 
@@ -32,15 +29,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, tarfile.
     except RequirementMissing as error:
         pytest.skip(error.message)
     debs = debian.fetch(locked, workspace)
-    (directory / "root").mkdir()
-    layout = Layout(directory / "oci")
-    with layout.writer() as blob:
-        add = Unpacking(directory / "root", directory).add
-        written = DebianSystem(LayerWriter(blob, add=add), directory / "root", base)
-        written.add_packages(debs)
-        written.add_generated("x86_64")
-        layer = written.layer.finish()
-    with tarfile.open(layout.path(layer.digest)) as archive:
+    _, layout, layer = written_base(directory, base, debs)
+    with tarfile.open(layout.path(layer)) as archive:
         return {entry.name: entry for entry in archive}, directory / "root"
 
 
