@@ -1,7 +1,5 @@
 """Lines that show in a pipe or a log, where no display is, that a long command still runs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -17,8 +17,6 @@ a JSON object with the keys
 The exit code is that of the program, 128 + N for a signal; ``SETUP_FAILED`` if the setup fails, with the reason on stderr.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

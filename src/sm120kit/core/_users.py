@@ -1,7 +1,5 @@
 """Users and groups of the host."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

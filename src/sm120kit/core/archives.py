@@ -1,7 +1,5 @@
 """Size limits of archives, and reading of wheels within them."""
 
-from __future__ import annotations
-
 import errno
 import io
 import struct

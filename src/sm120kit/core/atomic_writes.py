@@ -1,7 +1,5 @@
 """Writes after which a file is old or new, never half."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Mapping

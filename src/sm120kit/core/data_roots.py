@@ -1,7 +1,5 @@
 """The directories with recipes, patches and configurations: the user's own repository, above the data that is built in."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

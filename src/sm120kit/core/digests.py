@@ -1,7 +1,5 @@
 """sha256 of files and of values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

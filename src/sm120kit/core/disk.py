@@ -1,7 +1,5 @@
 """Space, permission and limits of the places that are written to."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -5,8 +5,6 @@ codes 0, 1 and 2 are reserved: success, a result that is negative, and wrong usa
 family's docstring is its line in the table of docs/configuration.md. Subclasses are for code that treats them differently.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Exclusion of other processes, by locks that the kernel releases."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

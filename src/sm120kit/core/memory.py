@@ -11,8 +11,6 @@ memory limits the number of parallel compilers more than cores do. Of the units 
 ``events.jsonl``    one line per finished unit: output, seconds, cpu_seconds, peak_bytes, exit code
 """
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import json

@@ -4,8 +4,6 @@ Every function raises only OSError (a file cannot be read) or ValueError (its co
 the source and the remedy. Python's own readers also block, recurse, overflow, or need quadratic time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import email.utils
 import errno

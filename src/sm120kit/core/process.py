@@ -4,8 +4,6 @@ Every program is a process group of its own, which is ended when this process is
 behind. With ``tied`` it is ended even when this process is killed, at the price of a slower start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

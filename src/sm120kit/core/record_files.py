@@ -1,7 +1,5 @@
 """Records as JSON files."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any, TypeVar

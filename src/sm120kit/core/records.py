@@ -1,7 +1,5 @@
 """Records that several packages share: CUDA targets, compilers, and omissions of plans."""
 
-from __future__ import annotations
-
 import json
 import platform
 from dataclasses import dataclass, field, fields, is_dataclass

@@ -1,7 +1,5 @@
 """What commands print as one self-contained HTML page, with a section for each command: a report of a machine."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 :mod:`sm120kit.core.console`. Without one, nothing is printed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol

@@ -1,7 +1,5 @@
 """How often a request to a server is repeated, and how long to wait in between."""
 
-from __future__ import annotations
-
 import time
 
 ATTEMPTS = 4

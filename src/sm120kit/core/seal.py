@@ -4,8 +4,6 @@ A directory that a user edits in may come from an archive or another person. Wha
 elsewhere, is followed only if they have a seal, an HMAC (RFC 2104) with the key of the state directory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 

@@ -5,8 +5,6 @@ others, in logs and in answers of servers, are masked by their **form**. :func:`
 what a secret is. A text for strangers is :func:`anonymous` as well: without home directories and addresses.
 """
 
-from __future__ import annotations
-
 import html
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """Turn signals that end a command into an exception in the main thread, so that context managers clean up."""
 
-from __future__ import annotations
-
 import signal
 from types import FrameType
 

@@ -1,7 +1,5 @@
 """Standard output and error whose failed writes are told apart from other failures."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """Temporary directories, which the next command removes if their process was killed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

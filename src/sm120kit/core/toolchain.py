@@ -1,7 +1,5 @@
 """Find nvcc and the host C++ compiler, and check that they meet the requirements of a build."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Write members of archives below a directory, which no path or link may leave."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

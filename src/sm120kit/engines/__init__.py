@@ -3,8 +3,6 @@
 Those of other distributions are entry points of the group ``sm120kit.engines``: the name of the engine, and its object.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from sm120kit.core.errors import NotFound

@@ -1,7 +1,5 @@
 """What differs between engines, with the defaults of an OpenAI-compatible server."""
 
-from __future__ import annotations
-
 import ast
 import re
 from argparse import ArgumentParser, ArgumentTypeError

@@ -1,7 +1,5 @@
 """SGLang."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

@@ -1,7 +1,5 @@
 """vLLM."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

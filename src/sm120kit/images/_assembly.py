@@ -4,8 +4,6 @@ Each layer is a function of few inputs (its wheels, the Python of the base) and 
 digest: what another image or an earlier build wrote is neither written nor read again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -5,8 +5,6 @@ Packages are read here, without dpkg and root, and their maintainer scripts are 
 certificates, bytecode of Python's standard library, dpkg's list of packages. The layer follows from the lockfile alone.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import os

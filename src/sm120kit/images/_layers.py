@@ -1,7 +1,5 @@
 """Layers of images: tar files whose bytes follow from their entries."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

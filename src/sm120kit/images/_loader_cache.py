@@ -4,8 +4,6 @@ ldconfig itself would need to run in that file system, which may be for another 
 sysdeps/generic/dl-cache.h of glibc 2.36, the new format alone, without extensions.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -5,8 +5,6 @@ left out: containers have devices of their own. A layer of sm120kit removes no f
 image-spec, layer.md) are refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

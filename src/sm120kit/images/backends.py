@@ -4,8 +4,6 @@
 ``checks/suites/engine/select_backends.py``. The ``config.json`` of checkpoints are in ``recipes/checkpoints/``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Deliver wheels as an image: what it needs, its inputs, the image; the stages after :mod:`sm120kit.wheels`."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

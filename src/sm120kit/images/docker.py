@@ -1,7 +1,5 @@
 """The container daemon that the program docker uses, into which images are loaded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 

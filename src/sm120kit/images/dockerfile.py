@@ -4,8 +4,6 @@ The files are those of the image, for builders and pipelines that take nothing b
 https://docs.docker.com/reference/dockerfile/.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The index of published images, ``images.json``: read it strictly and find an image in it."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

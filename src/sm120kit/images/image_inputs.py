@@ -4,8 +4,6 @@ Everything that is installed is known by digest before the first layer is writte
 image.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Mapping, Sequence

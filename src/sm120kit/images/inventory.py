@@ -1,7 +1,5 @@
 """Local images that sm120kit built or pulled, each with the status of its checks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Archives have the files of an OCI layout and the ``manifest.json`` of ``docker s
 (https://github.com/moby/docker-image-spec). They are streamed from the blobs; nothing is written in between.
 """
 
-from __future__ import annotations
-
 import json
 import tarfile
 import tempfile

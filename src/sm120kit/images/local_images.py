@@ -13,8 +13,6 @@ Programs of an image for another machine are run by an emulator (:mod:`sm120kit.
 registers for its namespace only: Linux 6.7 or newer.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence

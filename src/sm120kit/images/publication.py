@@ -3,8 +3,6 @@
 Tags are never moved: a tag that the registry has with another image is refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Select a published image that is signed and recent enough, and pull it by digest. Tags are never moved."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

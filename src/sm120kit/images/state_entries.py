@@ -5,8 +5,6 @@ is followed, so that files of others are never removed. An entry is renamed befo
 the next removal completes an interrupted removal.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -5,8 +5,6 @@ In a container without a GPU the checks of images, which run this file, load one
 import, and is never part of an image. Compilers link with one that has all functions of ``cuda.h``.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import struct

@@ -1,7 +1,5 @@
 """Records of CTA tiles: their shape, properties of their kernels, and whether their numbers are correct."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

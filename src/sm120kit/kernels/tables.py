@@ -1,7 +1,5 @@
 """The tile table of a FlashInfer, without and with the patches: properties of each kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@
 record: its tiles are compiled before its kernels are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 First our headers from ``cutlass_overrides/``, then a commit per patch that applies. No working directory is involved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rewrite what mails, Windows and other tools make of a diff as a plain unified diff, as GNU patch reads it."""
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterator

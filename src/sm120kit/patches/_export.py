@@ -1,7 +1,5 @@
 """Export commits as patch files: the inverse of ``apply``, byte by byte."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence

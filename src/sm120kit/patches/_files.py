@@ -1,7 +1,5 @@
 """Find and remove patches of a series."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The places where the hunks of a file fit: git apply takes the nearest, which need not be the intended one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Write a patched tree to a directory, rewriting only the files that differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sm120kit.core.disk import disk_errors

@@ -4,8 +4,6 @@ What a person must write is a placeholder, a text that starts with ``TODO``. ``p
 accept it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

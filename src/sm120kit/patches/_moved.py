@@ -1,7 +1,5 @@
 """Write the patches that a rebase moved: with wider ranges, or as variants for the new version."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

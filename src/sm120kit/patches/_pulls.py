@@ -3,8 +3,6 @@
 GitHub, and forges with its addresses, serve it at ``<forge>/owner/project/pull/123.patch``.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re

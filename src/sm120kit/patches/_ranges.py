@@ -3,8 +3,6 @@
 PEP 440 has no union of ranges. So a range that becomes wider includes every version between its old limit and the new one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 from packaging.specifiers import Specifier, SpecifierSet

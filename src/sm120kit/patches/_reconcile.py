@@ -4,8 +4,6 @@ A patch that only one side changed, added or removed is taken from that side. Of
 that its versions give, and the messages. The result is rebuilt as commits, each of which must apply, before a file is written.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

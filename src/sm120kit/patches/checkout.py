@@ -1,7 +1,5 @@
 """Fetch a source and apply its patch series; both are skipped when a record of the same pin and series exists."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

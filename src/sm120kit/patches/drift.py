@@ -5,8 +5,6 @@ exactly. A hunk may apply some lines away from the line it was written for if it
 status reports the offset.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Stored proofs of patches among the laboratory's receipts: a JSON file for each patch, with a proof for each recipe."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

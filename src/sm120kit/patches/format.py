@@ -4,8 +4,6 @@ Nothing here reads a repository. The parser returns problems instead of raising,
 series is reported at once.
 """
 
-from __future__ import annotations
-
 import difflib
 import email.utils
 import hashlib

@@ -4,8 +4,6 @@ They need no trailers, and nothing is written to a series. Their commits depend 
 trees on every machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Which text is a diff is git's decision, see :mod:`sm120kit.patches.foreign`; here the message is separated from it.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import textwrap

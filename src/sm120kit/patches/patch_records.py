@@ -1,7 +1,5 @@
 """Records: patched trees, the projects in them, the status of a patch on a version, probes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Parse ``Probe`` trailers: the small kernels that show what a patch changes."""
 
-from __future__ import annotations
-
 import re
 
 from sm120kit.patches.patch_records import Probe

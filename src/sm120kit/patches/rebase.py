@@ -4,8 +4,6 @@ Each patch is a commit above the version that it was made for, which git picks o
 and the developer goes on with git. The export of the directory writes the files, see :mod:`sm120kit.patches._moved`.
 """
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ The series below a user's ``patches/`` lie above the built-in ones: each patch c
 or in the place of the built-in patch of the same name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import combinations

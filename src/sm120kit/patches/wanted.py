@@ -1,7 +1,5 @@
 """Changes that are wanted and that no series has: ``patches/wanted.toml``, for each project a table of reasons by name."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,8 +9,6 @@ git sources and their submodules, a repository or bundle named like the last par
 allows only cached sources and a mirror that is a local directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Fetch a pinned commit of a git repository."""
 
-from __future__ import annotations
-
 import re
 
 from sm120kit.core import reporting

@@ -1,7 +1,5 @@
 """Download pinned files: a file is stored only when its sha256 is the pinned one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

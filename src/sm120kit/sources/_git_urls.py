@@ -4,8 +4,6 @@ Recipes and ``.gitmodules`` are not trusted, so a URL must have one of a few pla
 :data:`sm120kit.sources.git.PROTOCOLS` as well.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from urllib.parse import unquote

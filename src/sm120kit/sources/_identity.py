@@ -1,7 +1,5 @@
 """Check that a fetched source is the project and version of its pin, which a sha256 or commit does not show."""
 
-from __future__ import annotations
-
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version

@@ -1,7 +1,5 @@
 """Read the package index settings of the user's pip and uv."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Read the files of Debian packages without dpkg and root; maintainer scripts are not run."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """The HTTP client for package indexes and mirrors, with limits on responses. Imported only where something is fetched."""
 
-from __future__ import annotations
-
 import functools
 import ssl
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The mirror, index and network options of a command."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

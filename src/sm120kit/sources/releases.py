@@ -1,7 +1,5 @@
 """The releases of a distribution that the package index offers."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 

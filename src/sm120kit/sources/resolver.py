@@ -4,8 +4,6 @@ Only one index is queried, not all that pip is set to: a lockfile must not depen
 reach. A mirror replaces the index; find-links are used only where an option names them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

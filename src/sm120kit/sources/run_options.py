@@ -1,7 +1,5 @@
 """Options of a command that do not change its result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ That is right only while everything that is compiled is equal. Which files chang
 its tag in the same repository. Git's ids of files are compared, not their contents.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Locked files that the package index has withdrawn: yanked (PEP 592), replaced by other content, or no longer listed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The environment in which an engine's own CMake project is built: locked wheels in a directory, without a network."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Check compiled modules: the archs of their device code, the kernels that the recipe expects, and whether they load."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Callable, Sequence

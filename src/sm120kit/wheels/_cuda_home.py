@@ -1,7 +1,5 @@
 """Create a CUDA home in a work directory, so that builds in every directory give the same bytes and need no driver."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

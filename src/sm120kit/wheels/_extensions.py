@@ -5,8 +5,6 @@ The work directory is also CMake's build directory. It contains ``source`` and t
 result, and :data:`sm120kit.wheels._cuda_home.FRONT_END` works.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -5,8 +5,6 @@ projects that the engine requires, the compiler and the libraries all come from 
 network where the system permits that, and fails if it fetched something.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Mapping

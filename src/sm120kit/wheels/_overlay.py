@@ -1,7 +1,5 @@
 """Replace members of an upstream wheel, an engine's or another's, by the files of its package that its patch series changes."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Decide what a build compiles and what it leaves out: pure functions, which read and write nothing."""
 
-from __future__ import annotations
-
 import fnmatch
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Finished builds: read one back, and record what went into a wheel."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pack a wheel again with some of its members replaced, under a local version."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

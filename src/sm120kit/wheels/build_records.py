@@ -1,7 +1,5 @@
 """Records of a build: the request, the plan, and the artifacts."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Build a patched FlashInfer wheel with compiled kernels."""
 
-from __future__ import annotations
-
 import fnmatch
 import platform
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Run FlashInfer's own generators of kernels and ninja files, and make the paths in their output relative."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

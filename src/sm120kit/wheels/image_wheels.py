@@ -5,8 +5,6 @@ ones are packed again), the engine's own among them, and the engine's if extensi
 wheels are the upstream ones of the lockfile.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Everything is made in a temporary directory. The FlashInfer recipe that an engine requires is made with it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The wheels that recipes pin and that have a newer release: those that decide what runs on SM12x, and those a recipe names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

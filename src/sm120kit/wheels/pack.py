@@ -3,8 +3,6 @@
 FlashInfer's own backend decides which files of a tree are in its wheel, and where.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

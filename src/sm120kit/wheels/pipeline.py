@@ -1,7 +1,5 @@
 """Build wheels in stages: fetch, patch, plan, compile, pack. A stage whose record exists is not run again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ The statement identifies the image by the digest of its manifest, and the SBOM a
 single signature covers the entire entry of the index.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Debian packages of the base of an image, from dpkg's list and the copyright files in it."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Nothing is guessed: what a package does not state is empty.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

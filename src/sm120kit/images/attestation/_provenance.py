@@ -3,8 +3,6 @@
 https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1 define the formats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 The library is of the extra ``docker``: :mod:`._attest` imports this module where it is used.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -3,8 +3,6 @@
 ``keyid`` stays empty, as the protocol allows: verifiers then try all their keys, whatever their scheme of key ids.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of device code, read from a copy of the files of an image: FlashInfer's modules, b12x, replaced files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from sm120kit.core.digests import file_sha256

@@ -1,7 +1,5 @@
 """What an image must contain and do, from its labels and its recipe: the input of its checks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

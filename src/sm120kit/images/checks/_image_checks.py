@@ -5,8 +5,6 @@ The checks in ``suites/<kind>/checks.py`` run inside a container, as the image's
 on itself are in :mod:`sm120kit.images.checks._outside`.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Checks that a container cannot run on itself: size, history, entrypoint, device code."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 

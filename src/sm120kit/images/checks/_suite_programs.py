@@ -1,7 +1,5 @@
 """The programs of the checks: which suites an image of a kind must pass, and their files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sm120kit import engines

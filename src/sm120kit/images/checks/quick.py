@@ -4,8 +4,6 @@ They are the checks that run no code of the image, and the import of each change
 until ``sm120kit verify image`` runs them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

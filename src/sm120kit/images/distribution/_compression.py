@@ -4,8 +4,6 @@ A layer of a layout is not compressed, so its digest is its diff id. The bytes o
 the version of zstd; the identity of an image does not depend on them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 https://docs.docker.com/reference/cli/docker/login/#credential-stores
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import warnings

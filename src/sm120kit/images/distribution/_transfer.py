@@ -1,7 +1,5 @@
 """Upload and download blobs of a repository. A transfer that is interrupted starts again, up to four times."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import threading

@@ -4,8 +4,6 @@ A cubin does not contain the number of spills; ptxas only prints it. It contains
 which includes spilled registers and arrays with run-time indices.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Records of device code in a file: images and their kernels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ A cubin is an ELF for EM_CUDA. Attributes are records of a format byte, an ident
 in ``.nv.info`` and EICOMPAT in ``.nv.compat``); `cuobjdump -elf` prints their names.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -1,7 +1,5 @@
 """A minimal ELF reader for sections and symbols: 64-bit, little endian, with every offset checked before use."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

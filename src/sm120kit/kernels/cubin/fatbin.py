@@ -5,8 +5,6 @@ cuobjdump: a container is a 16-byte header and entries; an entry is a header of 
 compressed.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parse compiler messages: the probe's reports on kernels, and the reason why a tile does not compile."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

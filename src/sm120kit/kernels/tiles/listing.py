@@ -1,7 +1,5 @@
 """List the kernels that an engine instantiates for SM120, from its own generators, each as C++ text."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence

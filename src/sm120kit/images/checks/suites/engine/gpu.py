@@ -3,8 +3,6 @@
 :func:`install` answers the queries of torch and Triton for a GPU. Modules are created on torch's meta device.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

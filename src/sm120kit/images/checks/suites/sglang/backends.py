@@ -5,8 +5,6 @@ with the model's ``config.json``, ``ModelConfig``, and the GEMM back-ends, which
 Layers are not created: what they select after that is not in the answer.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect

@@ -4,8 +4,6 @@ A command line takes vLLM's own way to the model: parser, ``EngineArgs.create_en
 on torch's meta device, on the first of as many processes as it has GPUs.
 """
 
-from __future__ import annotations
-
 import enum
 import importlib
 from collections import defaultdict
