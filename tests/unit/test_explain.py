@@ -30,9 +30,8 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput
 from sm120kit.engines import parser
 from sm120kit.hosts import log_rules
-from sm120kit.hosts.log_rules import Kind, Rule, _explanation, _lines, _scan, inputs
+from sm120kit.hosts.log_rules import Kind, Rule, _explanation, _lines, _scan, inputs, search_address
 from sm120kit.hosts.log_rules._rule import Remedy
-from sm120kit.hosts.log_rules.issue import search_address
 
 RULES = log_rules.rules()
 VLLM = "vLLM API server version 0.33.0"
@@ -646,6 +645,16 @@ def test_logs_with_zeros_colours_and_other_encodings_are_text(start: bytes, tmp_
     log = tmp_path / "server.log"
     log.write_bytes(start + NO_KERNEL.encode("utf-16-le" if start.startswith(b"\xff\xfe") else "utf-8"))
     assert inputs.of_file(log).known
+
+
+def test_of_a_huge_file_of_zeros_the_limit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_scan, "MAX_BLOCKS", 8)
+    log = tmp_path / "server.log"
+    with log.open("wb") as file:
+        file.truncate(3 << 30)
+    with pytest.raises(BadInput) as refused:
+        inputs.of_file(log)
+    assert str(log) in refused.value.message and "GiB" in refused.value.message and f"tail -c 500M {log}" in refused.value.hint
 
 
 def test_compressed_standard_input_is_refused() -> None:

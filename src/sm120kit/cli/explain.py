@@ -10,8 +10,7 @@ import typer
 
 from sm120kit.cli.options import Json, argument
 from sm120kit.core import console
-from sm120kit.hosts.log_rules import Explanation, RuleMatch, inputs
-from sm120kit.hosts.log_rules.issue import issue_text, search_address
+from sm120kit.hosts.log_rules import Explanation, RuleMatch, inputs, issue_text, search_address
 
 
 def explain_(

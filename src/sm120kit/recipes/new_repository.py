@@ -58,7 +58,7 @@ def make(directory: Path) -> Path:
             raise AlreadyExists(f"{directory} is not empty", "name a new or empty directory")
     if process.find_program("git") is None:
         raise RequirementMissing("git is not installed, or not in PATH", "install it: apt-get install git")
-    with publish_directory(directory) as new:
+    with disk_errors(directory), publish_directory(directory) as new:
         _write(new, directory.name)
         if not _is_in_git(directory):
             process.run(["git", "init", "--quiet", new])

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote_plus
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from sm120kit.hosts.log_rules._index import names
-from sm120kit.hosts.log_rules._lines import ENGINES, shown
-from sm120kit.hosts.log_rules._rule import Kind, Remedy, Rule
+from sm120kit.core.secrets import anonymous
+from sm120kit.engines import find
+from sm120kit.hosts.log_rules._lines import ENGINES, shown, without_prefix
+from sm120kit.hosts.log_rules._rule import Kind, Remedy, Rule, names
 
 RENAMED: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("renamed_options.toml").read_text("utf-8"))
 """By engine, what replaces an option that its parser refuses."""
 _UNKNOWN_OPTIONS = re.compile(r"(?:unrecognized arguments?|no such option):?(.*)", re.IGNORECASE)
 _OPTION = re.compile(r"(?<![\w-])--(?!no-)[a-z][a-z0-9-]+(?![\w.-])")
 """Options that no engine spells otherwise before it parses them: no negation, underscore, capital or dotted key."""
+_VARIABLE = re.compile(r"0x[0-9a-f]+|[\w.-]*[/\\][\w./\\-]+|\b\d[\d.,]*\b|[^\w\s.:'_-]+", re.IGNORECASE)
+"""Parts of a message that differ from host to host: addresses, paths, numbers, marks."""
+_EXCEPTION = re.compile(r"[\w.]{0,80}(?:Error|Exception)\b")
 
 
 @dataclass
@@ -87,16 +93,10 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions by package, and the engines whose words a log has."""
+    """Versions by package, and the one engine of a log; "" if it does not show one."""
 
     found: Mapping[str, str]
-    engines: frozenset[str]
-
-    @property
-    def engine(self) -> str:
-        """The one engine of the log; "" if it does not show one."""
-        named = [name for name in ENGINES if name in self.found] or sorted(self.engines)
-        return named[0] if len(named) == 1 else ""
+    engine: str
 
     def fit(self, requirement: str | None) -> bool | None:
         """Whether the log is of a package in these versions; None if it does not show that."""
@@ -112,18 +112,15 @@ class Versions:
         except InvalidVersion:
             return None
 
-    def conditional(self, fix: Remedy, text: str) -> str:
-        """A remedy, with the versions it is for if the log does not show them."""
-        return f"{fix.engine}: {text}" if fix.engine and self.fit(fix.engine) is None else text
-
 
 def filled(rule: Rule, group: LineGroup, versions: Versions) -> RuleMatch:
-    """A rule's cause and remedies with the names in the line, without the remedies of other engines and versions."""
+    """A rule's cause and remedies with the names in the line; none of other versions."""
     values = names(rule, group.line, group.frames) or {}
     fixes = _replacements(group.line, versions.engine) if rule.options else rule.fixes
     cause, *texts = (text.format_map(values) if values else text for text in (rule.cause, *(fix.text for fix in fixes)))
+    fits = [versions.fit(fix.engine) for fix in fixes]
     useful = (
-        versions.conditional(fix, text) for fix, text in zip(fixes, texts, strict=True) if versions.fit(fix.engine) is not False
+        text if fit else f"{fix.engine}: {text}" for fix, text, fit in zip(fixes, texts, fits, strict=True) if fit is not False
     )
     return RuleMatch(rule, group.count, group.number, shown(group.line), cause, tuple(useful), rule.kind)
 
@@ -135,3 +132,33 @@ def _replacements(line: str, engine: str) -> tuple[Remedy, ...]:
     replaced = [Remedy(f"`{option}`: here `{known[option]}`.") for option in options if option in known]
     others = ", ".join(f"`{option}`" for option in options if option not in known)
     return (*replaced, *([Remedy(f"{others}: not in this version's parser; --help lists its options.")] if others else []))
+
+
+def issue_text(explanation: Explanation) -> str:
+    """Markdown with the versions that a log names and the lines that are most likely to matter, for strangers."""
+    numbered = {error.number: error.line for error in explanation.errors}
+    numbered |= {match.number: match.line for match in explanation.found if match.kind is not Kind.HARMLESS}
+    versions = [f"- {name}: {version}" for name, version in sorted(explanation.versions.items())]
+    lines = [
+        "### Environment",
+        *(versions or ["- GPU, driver and versions: (the log does not name them)"]),
+        "- command:",
+        "",
+        f"### Log ({explanation.lines} line{'s' * (explanation.lines != 1)})",
+        "```",
+        *([numbered[number] for number in sorted(numbered)] or ["(no line looks like an error)"]),
+        "```",
+    ]
+    return anonymous("\n".join(lines))
+
+
+def search_address(explanation: Explanation) -> str:
+    """A search for the first exception, or line that may matter, in the engine's tracker; "" if there is none."""
+    if not explanation.errors:
+        return ""
+    lines = [anonymous(without_prefix(error.line)) for error in explanation.errors]
+    message = next(filter(_EXCEPTION.match, lines), lines[0])
+    words = textwrap.shorten(_VARIABLE.sub(" ", message), 160, placeholder="")
+    repository = getattr(find(explanation.engine), "repository", "")
+    place = f"https://github.com/{repository}/issues?" if repository else "https://github.com/search?type=issues&"
+    return f"{place}q={quote_plus(words)}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ LIBRARY = re.compile(
     r"(?:^|(?<!safetensors)[/\\])(?:torch|importlib|subprocess|multiprocessing|concurrent)(?:[/\\.])|^<frozen", re.IGNORECASE
 )
 """Paths of frames that do not identify a program."""
-_TERMINAL = re.compile(r"\x1b\[[0-9;?]{0,40}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|\x08")
+TERMINAL = re.compile(r"\x1b\[[0-9;?]{0,40}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|\x08")
 """Terminal escape sequences: colours, cursor movements and titles."""
 _DEVICE = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.IGNORECASE)
 _TIME = re.compile(r"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
@@ -38,23 +38,21 @@ class Expressions:
     """
 
     def __init__(self, tables: Mapping[str, Mapping[str, Iterable[str]]]) -> None:
-        self._names: dict[str, list[str]] = defaultdict(list)
+        self.words = {name: frozenset(table.get("words", ())) for name, table in tables.items()}
+        self.every = frozenset[str]().union(*self.words.values())
         self.patterns = {}
         for name, table in tables.items():
-            words = "|".join(map(re.escape, table.get("words", ())))
-            before = table.get("before", "")
+            words, before = "|".join(map(re.escape, self.words[name])), table.get("before", "")
             pattern = table.get("pattern") or (before and f"{before}{_VERSION}") or f"(?<![a-z0-9])(?:{words})"
             self.patterns[name] = re.compile(str(pattern), re.IGNORECASE | re.ASCII)
-            for word in table.get("words", ()):
-                self._names[word].append(name)
-        self.words = frozenset(self._names)
 
-    def search(self, line: str, found: Set[str]) -> dict[str, re.Match[str]]:
-        """The first match of each expression in a line that has the strings ``found``."""
-        names = {name for word in self.words & found for name in self._names[word]}
-        return {name: match for name in names if (match := self.patterns[name].search(line[:4096]))}
+    def match(self, name: str, line: str, found: frozenset[str]) -> re.Match[str] | None:
+        """The first match of an expression in a line that has the strings ``found``."""
+        return None if self.words[name].isdisjoint(found) else self.patterns[name].search(line[:4096])
 
 
+STARTED = frozenset(_DATA["started"]["words"])
+"""Strings of lines of a server that has started."""
 KINDS = Expressions(_DATA["kind"])
 VERSIONS = Expressions(
     {engine.name: {"words": engine.log.texts, "before": engine.log.version} for engine in all_engines()} | _DATA["version"]
@@ -62,18 +60,13 @@ VERSIONS = Expressions(
 """Versions in lines, by package."""
 ENGINES = {engine.name: frozenset(engine.log.words) for engine in all_engines()}
 """Strings of lower-case logs of an engine, by its name."""
-WORDS = KINDS.words.union(VERSIONS.words, *ENGINES.values())
+WORDS = STARTED.union(KINDS.every, VERSIONS.every, *ENGINES.values())
 """All strings of these expressions."""
 
 
 def lower(line: str) -> bool:
     """Whether a line has a level below an error, or states a failure that was handled."""
     return bool(KINDS.patterns["lower"].search(line[:KEPT_CHARACTERS]))
-
-
-def without_escapes(line: str) -> str:
-    """A line without terminal escape sequences."""
-    return _TERMINAL.sub("", line) if "\x1b" in line or "\x08" in line else line
 
 
 def without_prefix(line: str) -> str:
@@ -97,10 +90,8 @@ def device(line: str) -> str:
 def time_of(line: str, now: datetime) -> datetime | None:
     """The time in a line; a date without year is the latest such date that is not in the future."""
     match = _TIME.search(line[:KEPT_CHARACTERS])
-    if not match:
-        return None
-    try:
-        time = datetime(*(int(text) if text else now.year for text in match.groups()))  # type: ignore[arg-type]
-        return time.replace(year=now.year - 1) if match[1] is None and time > now + timedelta(days=1) else time
-    except ValueError:
-        return None
+    with suppress(ValueError):  # no such day
+        if match:
+            time = datetime(*(int(text) if text else now.year for text in match.groups()))  # type: ignore[arg-type]
+            return time.replace(year=now.year - 1) if not match[1] and time > now + timedelta(days=1) else time
+    return None

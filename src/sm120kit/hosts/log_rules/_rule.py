@@ -1,32 +1,36 @@
-"""Rules as data: one TOML file per topic in ``rules/``. The order of files, and of rules in them, has no meaning."""
+"""Rules as data, one TOML file per topic in ``rules/``, and those that a line may match.
+
+The order of files, and of rules in them, has no meaning. All strings of all rules are found in one pass, whatever their number.
+"""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from sm120kit.hosts.log_rules._lines import QUOTES
+from ahocorasick_rs import AhoCorasick
+
+from sm120kit.hosts.log_rules._lines import KEPT_CHARACTERS, QUOTES, WORDS
 
 
 class Kind(StrEnum):
     """What a matched line means. The order is that of findings."""
 
     FAILURE = "failure"
-    HANG = "hang"
-    """The last line before nothing is printed any more: the rule applies only if no other line follows."""
-    GENERAL = "general"
-    """A failure that many causes have, such as an illegal access. Precise failures anywhere in the log precede it."""
+    HANG = "hang"  # the last line before nothing is printed any more: no other line may follow
+    GENERAL = "general"  # of many causes, such as an illegal access: precise failures anywhere in the log precede it
     SLOW = "slow"
-    CONSEQUENCE = "consequence"
-    """Reports that something failed before; does not explain the log."""
-    HARMLESS = "harmless"
-    """A line that looks like a failure, for a log without one."""
+    CONSEQUENCE = "consequence"  # something failed before; does not explain the log
+    HARMLESS = "harmless"  # looks like a failure, for a log without one
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,74 @@ def _rule(table: Mapping[str, Any]) -> Rule:
     fields["fixes"] = tuple(Remedy(**fix) for fix in table["fixes"])
     fields["kind"] = Kind(table.get("kind", Kind.FAILURE))
     return Rule(**fields)
+
+
+@cache
+def _automaton() -> tuple[AhoCorasick, Sequence[str], Mapping[str, list[int]]]:
+    """What finds the strings of rules, these strings, and the rules' numbers by the strings of which each line has one."""
+    anchored, of_rules = defaultdict[str, list[int]](list), set[str]()
+    for number, rule in enumerate(rules()):
+        of_rules.update((*rule.match, *rule.any, *rule.without, *rule.unless, *rule.log))
+        for text in (max(rule.match, key=len),) if rule.match else rule.any:
+            anchored[text].append(number)
+    texts = tuple(of_rules | WORDS)
+    return AhoCorasick(texts), texts, anchored
+
+
+def of_lines(lines: Sequence[str]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Each line as it is compared with rules, and the strings that it has. Lines contain no newline."""
+    joined = "\n".join(lines).lower().translate(QUOTES)
+    lowered, (automaton, texts, _) = joined.split("\n")[: len(lines)], _automaton()
+    matches = iter(automaton.find_matches_as_indexes(joined, overlapping=True))
+    text, _, end = next(matches, (0, 0, -1))
+    for line, end_of_line in zip(lowered, accumulate(len(line) + 1 for line in lowered), strict=True):
+        found = []
+        while 0 < end < end_of_line:
+            found.append(texts[text])
+            text, _, end = next(matches, (0, 0, -1))
+        yield line, frozenset(found)
+
+
+def matching(line: str, lowered: str, found: frozenset[str], frames: str) -> tuple[Rule, ...]:
+    """The rules that a line matches, the most specific first, up to the first that depends on nothing else."""
+    matched = []
+    for rule in _having(found):
+        if (len(rule.match) < 2 or in_order(rule.match, lowered)) and names(rule, line, frames) is not None:
+            matched.append(rule)
+            if not rule.conditional:
+                break
+    return tuple(matched)
+
+
+@lru_cache(maxsize=4096)
+def _having(found: frozenset[str]) -> tuple[Rule, ...]:
+    """The rules that a line with these strings can match."""
+    every, (_, _, anchored) = rules(), _automaton()
+    numbers = sorted({number for text in found for number in anchored.get(text, ())})
+    return tuple(
+        rule
+        for rule in map(every.__getitem__, numbers)
+        if found.issuperset(rule.match) and found.isdisjoint(rule.without) and not (rule.any and found.isdisjoint(rule.any))
+    )
+
+
+def in_order(needles: Sequence[str], lowered: str) -> bool:
+    """Whether a line in lower case has the strings one after another."""
+    position = 0
+    for needle in needles:
+        position = lowered.find(needle, position) + len(needle)
+        if position < len(needle):
+            return False
+    return True
+
+
+def names(rule: Rule, line: str, frames: str) -> Mapping[str, str] | None:
+    """What the groups of a rule's expressions match; None if one of them does not match."""
+    found: dict[str, str] = {}
+    for pattern, before in ((rule.frame, f"{frames}\n"), (rule.pattern, "")):
+        if pattern:
+            match = re.search(pattern, before + line[:KEPT_CHARACTERS].translate(QUOTES), re.IGNORECASE)
+            if not match:
+                return None
+            found |= {name: (value or "").strip() for name, value in match.groupdict().items()}
+    return found

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import codecs
 import io
-import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import BinaryIO
 
 from sm120kit.hosts.log_rules import _lines
 from sm120kit.hosts.log_rules._explanation import Candidate, Explanation, LineGroup, RuleMatch, Versions, filled
-from sm120kit.hosts.log_rules._index import in_order, index
-from sm120kit.hosts.log_rules._lines import KEPT_CHARACTERS, KINDS, VERSIONS, shown
-from sm120kit.hosts.log_rules._rule import Kind, Rule
+from sm120kit.hosts.log_rules._lines import KEPT_CHARACTERS, KINDS, shown
+from sm120kit.hosts.log_rules._rule import Kind, Rule, in_order, matching, of_lines, rules
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES, MAX_BLOCKS = 1 << 20, 1 << 10
+"""Part of a log that is matched at once, and how many of them are."""
 HANG_SECONDS = 60
 """A line that is younger than this is not the last line of a hang."""
 FIRST_LINES, LAST_LINES = 4, 2
 """Numbers of first and last lines of each kind that are shown for an unexplained log."""
-TRACEBACK_LINES, FRAMES = 40, 4
-"""Maximum number of lines between an exception and its innermost frames, and of these frames."""
-MAX_GROUPS = 1000
-"""Maximum number of different findings that are kept."""
+TRACEBACK_LINES, FRAMES, MAX_GROUPS = 40, 4, 1000
+"""Maximum numbers of lines between an exception and its innermost frames, of these frames, and of different findings."""
 _DIGITS = str.maketrans("123456789", "0" * 9)
-Kinds = Mapping[str, re.Match[str]]
 
 
 def explain(stream: BinaryIO, *, ended: bool = False, now: datetime | None = None) -> Explanation:
-    """Match a log of any size and encoding against the rules, in one pass.
+    """Match the first GiB of a log of any encoding against the rules, in one pass.
 
     ``ended`` states that the program has ended, so that it cannot hang. A line is the last line of a hang only if no failure is
     found, no other line follows, and the time in it is at least ``HANG_SECONDS`` before ``now``.
@@ -43,68 +39,61 @@ def explain(stream: BinaryIO, *, ended: bool = False, now: datetime | None = Non
 
 
 def _blocks(stream: BinaryIO) -> Iterator[list[str]]:
-    """Whole lines of a log, and the parts of longer lines than a block. Programs on Windows write UTF-16."""
+    """Whole lines, and parts of longer lines than a block. Programs on Windows write UTF-16, crashed hosts leave zeros."""
     chunk = stream.read(BLOCK_BYTES)
-    encoding = "utf-16" if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(errors="replace"), translate=True)
-    rest = ""
-    while chunk:
-        *lines, rest = (rest + decoder.decode(chunk)).split("\n")
-        if len(rest) > BLOCK_BYTES:
-            lines, rest = [*lines, rest], ""
+    wide = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    decode = codecs.getincrementaldecoder("utf-16" if wide else "utf-8")(errors="replace").decode
+    decoder, rest = io.IncrementalNewlineDecoder(None, translate=True), ""
+    for _ in range(MAX_BLOCKS):
+        text = decode(chunk if wide else chunk.translate(None, b"\0"), final=not chunk)
+        *lines, rest = (rest + decoder.decode(text, final=not chunk)).split("\n")
+        if len(rest) > BLOCK_BYTES or not chunk:
+            lines, rest = [*lines, *filter(None, [rest])], ""
         yield lines
+        if not chunk:
+            return
         chunk = stream.read(BLOCK_BYTES)
-    if rest := rest + decoder.decode(b"", final=True):
-        yield rest.removesuffix("\n").split("\n")
-
-
-def _keep(kept: dict[str, Candidate], number: int, line: str) -> None:
-    """Add a line to the first and the last different lines of a kind."""
-    message = _lines.without_prefix(line)[:KEPT_CHARACTERS].translate(_DIGITS)
-    if message not in kept:
-        kept[message] = Candidate(number, shown(line))
-    if len(kept) > FIRST_LINES + LAST_LINES:
-        del kept[[*kept][FIRST_LINES]]
 
 
 class _LogScan:
     """What was found in the part of a log that was matched."""
 
     def __init__(self) -> None:
-        self._number, self._index = 0, index()
+        self._number = 0
         self._groups: dict[tuple[str, ...], LineGroup] = {}
-        self._contexts: set[str] = set()
+        self._seen: set[str] = set()
+        """The strings of rules and kinds of lines that the log has."""
+        self._unless = {rule.unless for rule in rules() if rule.unless}
         self._revoked: dict[tuple[tuple[str, ...], str], int] = {}
         """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
         self._versions: dict[str, str] = {}
-        self._engines: set[str] = set()
         self._last_other = 0
         """Number of the last line that matches no rule for hangs."""
         self._frames: deque[tuple[int, str]] = deque(maxlen=FRAMES)
-        """The innermost frames outside of torch since the last exception, with the numbers of their lines."""
+        """The frames outside of torch since the last exception, the innermost first, with the numbers of their lines."""
         self._kept: dict[str, dict[str, Candidate]] = defaultdict(dict)
         """The first and the last different lines of each kind that no rule matches."""
-        self._started = False
         self._answered = self._first_error = self._last_error = 0
         """Numbers of the last line with an answer of the server, of the first and of the last unexplained error."""
 
     def explanation(self, ended: bool, now: datetime) -> Explanation:
         """What is explained so far; parameters as in :func:`explain`."""
-        versions = Versions(self._versions, frozenset(self._engines))
+        seen = (engine for engine, words in _lines.ENGINES.items() if not words.isdisjoint(self._seen))
+        named = [name for name in _lines.ENGINES if name in self._versions] or sorted(seen)
+        versions = Versions(self._versions, named[0] if len(named) == 1 else "")
         matches = self._matches(versions, ended, now)
         kinds = {match.kind for match in matches}
         if kinds & {Kind.FAILURE, Kind.GENERAL}:
             matches = [match for match in matches if match.kind is not Kind.HANG]
         if not kinds <= {Kind.SLOW, Kind.HARMLESS}:
             matches = [match for match in matches if match.kind is not Kind.HARMLESS]
-        order = list(Kind)
         return Explanation(
-            tuple(sorted(matches, key=lambda match: (order.index(match.kind), match.number))),
+            tuple(sorted(matches, key=lambda match: ([*Kind].index(match.kind), match.number))),
             self._number,
             self._unexplained({match.number for match in matches}),
             self._versions,
             versions.engine,
-            self._started and self._answered > self._last_error,
+            not _lines.STARTED.isdisjoint(self._seen) and self._answered > self._last_error,
         )
 
     def _unexplained(self, explained: set[int]) -> tuple[Candidate, ...]:
@@ -122,10 +111,9 @@ class _LogScan:
         for group in sorted(self._groups.values(), key=lambda group: group.number):
             for rule in group.rules:
                 if self._applies(rule, group, versions, ended, now):
-                    first = matches.get(rule.id)
-                    matches[rule.id] = (
-                        replace(first, count=first.count + group.count) if first else filled(rule, group, versions)
-                    )
+                    before = matches.get(rule.id)
+                    found = filled(rule, group, versions)
+                    matches[rule.id] = replace(before, count=before.count + group.count) if before else found
                     break
         failures = [match for match in matches.values() if match.kind in (Kind.FAILURE, Kind.GENERAL) and not match.rule.late]
         earliest = min(filter(None, (self._first_error, *(match.number for match in failures))), default=self._number)
@@ -139,66 +127,70 @@ class _LogScan:
 
     def match(self, lines: Sequence[str]) -> None:
         """Match lines."""
-        plain = [_lines.without_escapes(line) for line in lines]
-        for line, (lowered, found) in zip(plain, self._index.of_lines(plain), strict=True):
+        plain = [_lines.TERMINAL.sub("", line) if "\x1b" in line or "\x08" in line else line for line in lines]
+        for line, (lowered, found) in zip(plain, of_lines(plain), strict=True):
             self._number += 1
             if found:
-                self._note(lowered, found, kinds := KINDS.search(line, found), VERSIONS.search(line, found))
-                self._match_line(line, lowered, found, kinds)
+                self._seen |= found
+                self._note(line, lowered, found)
+                self._match_line(line, lowered, found)
             elif line.strip():
                 self._last_other = self._number
 
-    def _match_line(self, line: str, lowered: str, found: frozenset[str], kinds: Kinds) -> None:
-        frames = "\n".join(frame for number, frame in reversed(self._frames) if number >= self._number - TRACEBACK_LINES)
-        rules = self._index.matching(line, lowered, found, frames)
+    def _note(self, line: str, lowered: str, found: frozenset[str]) -> None:
+        """Note versions, answers, and what revokes rules."""
+        if not _lines.VERSIONS.every.isdisjoint(found):
+            for name in _lines.VERSIONS.words.keys() - self._versions:
+                if version := _lines.VERSIONS.match(name, line, found):
+                    self._versions[name] = version[1].strip()
+        for unless in self._unless:
+            if found.issuperset(unless) and in_order(unless, lowered):
+                self._revoked[unless, _lines.device(lowered)] = self._number
+        if KINDS.match("answered", line, found):
+            self._answered = self._number
+
+    def _match_line(self, line: str, lowered: str, found: frozenset[str]) -> None:
+        frames = "\n".join([frame for number, frame in self._frames if number >= self._number - TRACEBACK_LINES])
+        rules = matching(line, lowered, found, frames)
         if any(rule.kind is Kind.GENERAL for rule in rules) and _lines.lower(line):
             rules = tuple(rule for rule in rules if rule.kind is not Kind.GENERAL)
-        if "watched" not in kinds and not any(rule.kind is Kind.HANG for rule in rules):
+        if not (any(rule.kind is Kind.HANG for rule in rules) or KINDS.match("watched", line, found)):
             self._last_other = self._number
-        if "frame" in kinds and not _lines.LIBRARY.search(path := kinds["frame"][1]):
-            self._frames.append((self._number, f"{path} in {kinds['frame'][2] or ''}"))
-        elif "raised" in kinds and "frame" not in kinds:
+        frame = KINDS.match("frame", line, found)
+        if frame and not _lines.LIBRARY.search(frame[1]):
+            self._frames.appendleft((self._number, f"{frame[1]} in {frame[2] or ''}"))
+        elif not frame and KINDS.match("raised", line, found):
             self._frames.clear()
         if rules:
             self._add(rules, line, frames)
-        elif not kinds.keys() & {"noise", "frame"}:
-            self._add_unexplained(line, kinds)
+        elif not frame and not KINDS.match("noise", line, found):
+            self._add_unexplained(line, found)
 
     def _add(self, rules: tuple[Rule, ...], line: str, frames: str) -> None:
-        key = (*(rule.id for rule in rules), _lines.device(line) if any(rule.unless for rule in rules) else "")
+        key = (*[rule.id for rule in rules], _lines.device(line) if any(rule.unless for rule in rules) else "")
         if key not in self._groups and len(self._groups) < MAX_GROUPS:
             self._groups[key] = LineGroup(rules, self._number, line[:KEPT_CHARACTERS], frames)
         if group := self._groups.get(key):
             group.count, group.last, group.last_line = group.count + 1, self._number, line[:KEPT_CHARACTERS]
 
-    def _add_unexplained(self, line: str, kinds: Kinds) -> None:
+    def _add_unexplained(self, line: str, found: frozenset[str]) -> None:
         """Keep a line that no rule matches, if it may matter."""
-        kind = next((name for name in ("raised", "error", "key", "doubtful") if name in kinds), "")
+        kind = next((name for name in ("raised", "error", "key", "doubtful") if KINDS.match(name, line, found)), "")
         if not kind:
             return
         kind = "lower" if _lines.lower(line) else kind
-        _keep(self._kept[kind], self._number, line)
+        kept, message = self._kept[kind], _lines.without_prefix(line)[:KEPT_CHARACTERS].translate(_DIGITS)
+        kept.setdefault(message, Candidate(self._number, shown(line)))
+        if len(kept) > FIRST_LINES + LAST_LINES:
+            del kept[[*kept][FIRST_LINES]]
         if kind in ("raised", "error"):
             self._first_error, self._last_error = self._first_error or self._number, self._number
-
-    def _note(self, lowered: str, found: frozenset[str], kinds: Kinds, versions: Kinds) -> None:
-        """Note versions and contexts of a line."""
-        for name in versions.keys() - self._versions:
-            self._versions[name] = versions[name][1].strip()
-        self._engines |= {engine for engine, words in _lines.ENGINES.items() if not words.isdisjoint(found)}
-        self._contexts |= self._index.contexts & found
-        for unless in self._index.unless:
-            if found.issuperset(unless) and in_order(unless, lowered):
-                self._revoked[unless, _lines.device(lowered)] = self._number
-        self._started = self._started or "started" in kinds
-        if "answered" in kinds:
-            self._answered = self._number
 
     def _applies(self, rule: Rule, group: LineGroup, versions: Versions, ended: bool, now: datetime) -> bool:
         """Whether the conditions of a rule beyond its line hold."""
         revoked = self._revoked.get((rule.unless, _lines.device(group.line)), 0) if rule.unless else 0
         fits = not rule.engines or any(versions.fit(wanted) is not False for wanted in rule.engines)
-        if revoked > group.last or not fits or (rule.log and self._contexts.isdisjoint(rule.log)):
+        if revoked > group.last or not fits or (rule.log and self._seen.isdisjoint(rule.log)):
             return False
         if rule.kind is not Kind.HANG:
             return True

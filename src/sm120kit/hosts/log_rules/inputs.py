@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import codecs
 import io
-import os
 import shlex
-import stat
 import sys
 from pathlib import Path
 from typing import BinaryIO
 
 from sm120kit.core.errors import BadInput
 from sm120kit.hosts.log_rules import Explanation, explain
+from sm120kit.hosts.log_rules._scan import BLOCK_BYTES, MAX_BLOCKS
 
 _CONTROL = bytes({*range(1, 32), 127} - {*b"\a\b\t\n\v\f\r\x1b"})
 """Control characters that no log has. Crashed hosts leave zeros in logs."""
@@ -22,7 +21,7 @@ def of_file(path: Path) -> Explanation:
     """Explain a file, or standard input for ``-``.
 
     Raises:
-        BadInput: the file cannot be read, is no text, is a FIFO, or a device such as ``/dev/zero``, which does not end.
+        BadInput: the file cannot be read, is no text, is too large, a FIFO, or a device, which does not end.
     """
     name, file = ("standard input", "FILE") if str(path) == "-" else (str(path), shlex.quote(str(path)))
     try:
@@ -31,7 +30,11 @@ def of_file(path: Path) -> Explanation:
             if _is_binary(start):
                 hint = f"name a log; pipe a compressed one: zcat {file} | sm120kit explain -, or zstdcat, xzcat, unzip -p"
                 raise BadInput(f"{name} is no text", hint)
-            return explain(stream)
+            explanation = explain(stream)
+            if stream.read(1):
+                hint = f"name a part of it: tail -c 500M {file} | sm120kit explain -"
+                raise BadInput(f"{name} has more than {MAX_BLOCKS * BLOCK_BYTES >> 30} GiB", hint)
+            return explanation
     except OSError as error:
         reason = error.strerror or str(error)
         raise BadInput(f"cannot read {name}: {reason}", "name a log file, or - for standard input") from error
@@ -51,7 +54,4 @@ def _opened(path: Path) -> BinaryIO:
         return sys.stdin.buffer
     if path.is_fifo() and not str(path).startswith(("/dev/fd/", "/proc/")):
         raise OSError("is a FIFO, whose writer may never come")
-    stream = path.open("rb")
-    if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
-        raise OSError("is a device")
-    return stream
+    return path.open("rb")
