@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grimp
 
-from sm120kit.bench.roofline.configured import planned_rates
+from sm120kit.bench.configured_rates import planned_rates
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration, Reference
 

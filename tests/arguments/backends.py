@@ -38,7 +38,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.engines import parser
 from sm120kit.images import backends, checks
 from sm120kit.kernels import driver_stub
-from sm120kit.recipes import ablations, arguments, configurations, drafters
+from sm120kit.recipes import arguments, configurations, reported
 from sm120kit.recipes import target as targets
 from sm120kit.recipes.load import read_entries
 from sm120kit.serving import flight_plan
@@ -199,9 +199,9 @@ def probe(python: Path, env: dict[str, str], name: str, cases: dict[str, Any]) -
     return dict(json.loads(done.stdout))
 
 
-def with_options(configuration: configurations.Configuration) -> Iterator[tuple[ablations.Ablation, dict[str, Any]]]:
+def with_options(configuration: configurations.Configuration) -> Iterator[tuple[reported.Ablation, dict[str, Any]]]:
     """The inputs of the program for a configuration with each option that changes its arguments."""
-    for option in ablations.of(configuration):
+    for option in reported.ablations(configuration):
         if option.arguments and (case := backends.case(configured(configuration, option))):
             yield option, case
 
@@ -306,7 +306,7 @@ def table() -> str:
 
 def options_table() -> str:
     """The options with what sets them, which configuration can have which, and why the engine refuses some."""
-    options = read_entries(ablations.Ablation, "ablations", "ablation")
+    options = read_entries(reported.Ablation, "ablations", "ablation")
     names = list(dict.fromkeys(option.name for option in options))
     rows = [f"| {each.name} | {each.engine} | `{each.text}` |" for each in options]
     rows += ["", f"| configuration | {' | '.join(names)} | drafter |", "|" + "---|" * (len(names) + 2)]
@@ -325,7 +325,7 @@ def options_table() -> str:
     return "\n".join([*rows, "", "What the engine answers where it refuses:", "", *reasons])
 
 
-def option_state(configuration: configurations.Configuration, option: ablations.Ablation, tried: dict[str, str]) -> str:
+def option_state(configuration: configurations.Configuration, option: reported.Ablation, tried: dict[str, str]) -> str:
     """A cell of the table."""
     if option.is_in(configuration):
         value = option.arguments[-1] if option.arguments else ""
@@ -337,7 +337,7 @@ def option_state(configuration: configurations.Configuration, option: ablations.
 
 def drafter_state(configuration: configurations.Configuration) -> str:
     """The draft models that an engine loads for a configuration."""
-    known = drafters.of(configuration.model.repository, recipes.load_engine(configuration.engine))
+    known = reported.drafters(configuration.model.repository, recipes.load_engine(configuration.engine))
     states = ((each.repository, any(each.repository in word for word in configuration.arguments)) for each in known)
     return "; ".join(f"{repository}: {'on' if on else 'off'}" for repository, on in states)
 

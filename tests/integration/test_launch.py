@@ -25,7 +25,8 @@ import synthetic_hosts
 from sm120kit import serving
 from sm120kit.core.errors import NotFound, ResourceUnavailable, ServerFailed
 from sm120kit.core.workspace import Workspace
-from sm120kit.hosts.facts import LaunchedContainer, probe
+from sm120kit.hosts.facts import probe
+from sm120kit.hosts.facts._fact_records import LaunchedContainer
 from sm120kit.images.image_records import Image, VerifiedImage
 from sm120kit.images.published_images import Source
 from sm120kit.recipes import configurations

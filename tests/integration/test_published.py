@@ -124,9 +124,3 @@ def test_values_of_a_workload_are_not_the_published_ones(url: str, directory: Pa
 def test_unknown_configuration_is_refused(url: str, directory: Path) -> None:
     done = CliRunner().invoke(app, ["bench", "run", url, "--given", f"configuration={A}x"])
     assert "did you mean" in str(done.exception) and not any(directory.iterdir())
-
-
-@pytest.mark.parametrize("words", [["reproduce", A], ["inspect", "x"], ["bench", "import", "x"]], ids=" ".join)
-def test_removed_commands_name_what_to_use(words: list[str]) -> None:
-    done = CliRunner().invoke(app, words)
-    assert f"sm120kit {' '.join(words[:-1])} was removed" in str(done.exception)

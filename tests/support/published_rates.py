@@ -12,8 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from sm120kit.bench import roofline
-from sm120kit.bench.roofline import DecodeStep, GpuKind, RooflineModel, Work
-from sm120kit.bench.roofline.expected import CALIBRATION, Calibration, calibrated
+from sm120kit.bench.roofline import CALIBRATION, Calibration, DecodeStep, GpuKind, RooflineModel, Work, calibrated
 from sm120kit.recipes.architectures import PartBits, architecture_of
 
 DATA = Path(__file__).parents[1] / "unit/data/roofline/published.toml"

@@ -14,11 +14,11 @@ from sm120kit.bench.result_file import FORMAT, Environment, MeasuredCase, Result
 from sm120kit.bench.sample import Exchange, parse_sample
 from sm120kit.cli import app
 from sm120kit.core.errors import Mismatch
-from sm120kit.recipes import ablations, configurations
+from sm120kit.recipes import configurations, reported
 
 CONFIGURATION = configurations.load("qwen3.8-27b-fp8-1x-rtx-pro-6000")
 ABOUT = Environment("http://h", "m", "w", "0" * 64, "off", 0.0, {}, {})
-OPTION = ablations.named(CONFIGURATION, ["no-speculation"])[0]
+OPTION = reported.ablations_named(CONFIGURATION, ["no-speculation"])[0]
 
 
 def case(interval: float, text: str, restart: int, context: int = 0) -> MeasuredCase:
@@ -88,12 +88,12 @@ def test_answers_that_cannot_be_compared_are_unknown() -> None:
 
 
 def test_configuration_with_an_option() -> None:
-    known = {each.name: each for each in ablations.of(CONFIGURATION)}
+    known = {each.name: each for each in reported.ablations(CONFIGURATION)}
     sampled = ablation.configured(CONFIGURATION, known["sampled-drafts"])
     drafts = json.loads(sampled.option("--speculative-config") or "")
     assert drafts == {"method": "mtp", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}
     assert ablation.configured(CONFIGURATION, known["no-speculation"]).speculation is None
     four = configurations.load("glm-5.3-flash-nvfp4-4x-rtx-pro-6000")
-    ipc = ablation.configured(four, ablations.named(four, ["pcie-ipc"])[0])
+    ipc = ablation.configured(four, reported.ablations_named(four, ["pcie-ipc"])[0])
     assert ipc.environment == {**four.environment, "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}
     assert ipc.arguments == four.arguments

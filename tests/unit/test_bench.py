@@ -253,7 +253,7 @@ def test_requests_until_the_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> 
     now = 100.0
     monkeypatch.setattr(workload.time, "monotonic", lambda: now)
     work = workload.load("context-scaling").workload.model_copy(update={"requests_per_stream": 1})
-    first, second = workload.requests_for(30, work, workload.Case(2, 8, 100), "m", "s")
+    first, second = workload.requests(work, workload.Case(2, 8, 100), "m", 1, "s", 30)
     now = 200.0  # the time begins with a user's first request
     requests = [next(first)]
     now = 229.0
@@ -261,7 +261,7 @@ def test_requests_until_the_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> 
     now = 230.0
     assert next(first, None) is None
     requests.append(next(second))
-    three = workload.requests_for(0, work.model_copy(update={"requests_per_stream": 3}), workload.Case(1, 8, 0), "m", "s")
+    three = workload.requests(work, workload.Case(1, 8, 0), "m", 3, "s", -1.0)
     assert len(list(three[0])) == 3, "the least number, although the time has passed"
     assert len({request.body["messages"][0]["content"] for request in requests}) == 3, "no prefix cache applies"
 

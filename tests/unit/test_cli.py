@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from sm120kit import __version__, recipes
 from sm120kit.bench.workload import Case
-from sm120kit.cli import app, bench_workload, plugins
+from sm120kit.cli import app, bench, plugins
 from sm120kit.cli.commands import COMMANDS
 from sm120kit.cli.options import Sources, expand_groups
 from sm120kit.cli.tree import Branch, Leaf
@@ -134,7 +134,7 @@ def loaded(*words: str) -> set[str]:
 
 
 def test_help_imports_no_command_and_nothing_heavy() -> None:
-    parts = ("", ".commands", ".config_file", ".entry", ".help_text", ".options", ".plugins", ".tree")
+    parts = ("", ".commands", ".config_file", ".entry", ".options", ".plugins", ".tree")
     base = {f"sm120kit.cli{name}" for name in parts}
     modules = loaded("--help")
     assert not modules & {*HEAVY}
@@ -241,7 +241,7 @@ def test_progress_of_timed_cell_ends_with_the_next_cell(monkeypatch: pytest.Monk
             yield display
 
     monkeypatch.setattr(console, "progress", recorded)
-    with bench_workload.case_progress(2) as case_begins:
+    with bench.case_progress(2) as case_begins:
         case_begins(Case(1, 64, 0), 0)()
         request_ended = case_begins(Case(4, 64, 0), 2)
         assert [task.finished for task in displays[0].tasks] == [False, True, False]

@@ -17,7 +17,7 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.engines import parser
 from sm120kit.hosts.doctor import CHECKS
-from sm120kit.recipes import ablations, configuration_file, configurations, drafters
+from sm120kit.recipes import configuration_file, configurations, reported
 from sm120kit.recipes.configurations import Hardware, Speculation
 from sm120kit.serving.fit import planned
 
@@ -31,7 +31,7 @@ def test_speculation_is_on_wherever_no_reason_stands_against_it() -> None:
         assert configuration.historical or (reason is None) is (configuration.speculation is not None), configuration.name
         if reason and reason.because == "checkpoint":
             repository = configuration.model.repository
-            assert not drafters.of(repository, recipes.load_engine(configuration.engine)), configuration.name
+            assert not reported.drafters(repository, recipes.load_engine(configuration.engine)), configuration.name
             (path,) = (data_root() / "recipes" / "checkpoints").glob(f"{repository.replace('/', '--')}.json")
             claims = re.search(r'"(mtp_num_hidden|num_nextn_predict)_layers": *[1-9]', path.read_text())
             assert bool(claims) is ("claims" in reason.reason), configuration.name
@@ -196,13 +196,13 @@ def test_list_is_of_the_gpus_of_this_host(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_ablations_apply_where_the_option_is_missing() -> None:
-    names = {each.name for each in ablations.of(configurations.load("glm-5.3-flash-nvfp4-4x-rtx-pro-6000"))}
+    names = {each.name for each in reported.ablations(configurations.load("glm-5.3-flash-nvfp4-4x-rtx-pro-6000"))}
     assert {"pcie-ipc", "sampled-drafts", "no-speculation"} <= names and "b12x-experts" not in names
     assert "quantized-draft-head" not in names, "vLLM refuses it with DFlash"
     one = configurations.load("minimax-m2.7-nvfp4-2x-rtx-pro-6000")
     chosen = one.model_copy(update={"arguments": (), "environment": {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}})
-    assert [each.name for each in ablations.of(chosen)] == ["b12x-experts", "b12x-linear", "nvfp4-kv", "fair-prefill"]
-    assert ablations.of(configurations.load("qwen3.5-397b-nvfp4-8x-rtx-pro-6000")) == ()
+    assert [each.name for each in reported.ablations(chosen)] == ["b12x-experts", "b12x-linear", "nvfp4-kv", "fair-prefill"]
+    assert reported.ablations(configurations.load("qwen3.5-397b-nvfp4-8x-rtx-pro-6000")) == ()
     shown = CliRunner().invoke(app, ["config", "show", "glm-5.3-flash-nvfp4-4x-rtx-pro-6000"]).stdout
     assert "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC=1" in shown and "without --speculative-config" in " ".join(shown.split())
 
@@ -212,10 +212,10 @@ def test_ablations_apply_where_the_option_is_missing() -> None:
     {
         (each.name, each.engine): each
         for configuration in map(configurations.load, configurations.names())
-        for each in ablations.of(configuration)
+        for each in reported.ablations(configuration)
     }.values(),
 )
-def test_options_of_ablations_exist_in_the_engine(ablation: ablations.Ablation) -> None:
+def test_options_of_ablations_exist_in_the_engine(ablation: reported.Ablation) -> None:
     assert ablation.effect and ablation.source
     for recipe in recipes.names(recipes.EngineRecipe):
         known = parser.load(recipe) if recipe.startswith(ablation.engine) else None

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 from sm120kit.cli import app
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.hosts import doctor
-from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, _gpus, _peers, measure
+from sm120kit.hosts.doctor import CHECKS, Finding, Impact, Scope, Status, _gpus, _p2p, measure
 from sm120kit.hosts.doctor._findings import ok
-from sm120kit.hosts.facts import Host, PeerCache, probe
+from sm120kit.hosts.facts import Host, probe
+from sm120kit.hosts.facts._fact_records import PeerCache
 
 EXPECTED = Path(__file__).parent / "hosts"
 NAMES = sorted(synthetic_hosts.HOSTS)
@@ -138,7 +139,7 @@ def test_p2p_of_a_host_whose_status_is_unknown(product: str, granted: str | None
     host = hosts["node-pair"]
     pairs = tuple(replace(pair, granted=granted) for pair in host.pairs)
     host = replace(host, pairs=pairs, gpus=tuple(replace(gpu, name=product) for gpu in host.gpus))
-    assert bool(_peers.p2p_unused(host)) == unused
+    assert bool(_p2p.p2p_unused(host)) == unused
 
 
 def test_remedies_have_order_and_risk(hosts: dict[str, Host]) -> None:

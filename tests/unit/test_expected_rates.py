@@ -10,8 +10,7 @@ import pytest
 from published_rates import PAGE, PublishedTable, by_machine, by_table, error_left_out, fit, generated, left_out, tables
 
 from sm120kit.bench import roofline
-from sm120kit.bench.roofline import GPUS, RooflineModel, Work
-from sm120kit.bench.roofline.expected import CALIBRATION, MEAN_ERROR, Calibration, calibrated, expected_step
+from sm120kit.bench.roofline import CALIBRATION, GPUS, MEAN_ERROR, Calibration, RooflineModel, Work, calibrated, expected_step
 
 PRO, GB10 = GPUS[1], GPUS[3]
 IDEAL = roofline.DecodeStep(weights=3e-3, cache=1e-3, states=0.5e-3, drafting=0.5e-3, arithmetic=2e-3, all_reduces=1e-3)
@@ -28,7 +27,7 @@ def model() -> RooflineModel:
 
 def test_expected_step_adds_a_floor_for_each_layer(model: RooflineModel) -> None:
     step = calibrated(IDEAL, model, PRO, Work(1, 0, 0, 1), COSTS)
-    assert dict(step.terms) == pytest.approx(
+    assert step.terms == pytest.approx(
         {
             "weights": 3e-3,
             "KV cache": 1e-3,
@@ -45,24 +44,24 @@ def test_expected_step_adds_a_floor_for_each_layer(model: RooflineModel) -> None
 @pytest.mark.parametrize(("gpus", "waits"), [(1, 0), (2, 0.96e-3), (4, 1.92e-3), (8, 2.88e-3)])
 def test_waits_grow_with_each_doubling_of_the_gpus(model: RooflineModel, gpus: int, waits: float) -> None:
     step = calibrated(IDEAL, model, PRO, Work(1, 0, 0, gpus), COSTS)
-    assert dict(step.terms)["all-reduces"] == pytest.approx(1e-3 + waits)
+    assert step.terms["all-reduces"] == pytest.approx(1e-3 + waits)
 
 
 def test_gb10_reads_at_its_share_of_the_bandwidth(model: RooflineModel) -> None:
     step = calibrated(IDEAL, model, GB10, Work(1, 0, 0, 1), COSTS)
-    assert dict(step.terms)["weights"] == pytest.approx(6e-3)
+    assert step.terms["weights"] == pytest.approx(6e-3)
     assert step.seconds == pytest.approx(10e-3 + 1e-3 + 4.8e-3)
     assert step.dominant == ("weights", pytest.approx(6 / 15.8))
 
 
 def test_arithmetic_counts_where_it_takes_longer_than_reading(model: RooflineModel) -> None:
     step = calibrated(replace(IDEAL, arithmetic=8e-3), model, PRO, Work(1, 0, 0, 1), COSTS)
-    assert dict(step.terms) == pytest.approx({"arithmetic": 8e-3, "all-reduces": 1e-3, "layer floor": 4.8e-3})
+    assert step.terms == pytest.approx({"arithmetic": 8e-3, "all-reduces": 1e-3, "layer floor": 4.8e-3})
 
 
 def test_drafting_passes_the_layers_of_the_mtp_head(model: RooflineModel) -> None:
     work = Work(1, 300, 2, 1)
-    assert dict(calibrated(IDEAL, model, PRO, work, COSTS).terms)["layer floor"] == pytest.approx(5e-3)
+    assert calibrated(IDEAL, model, PRO, work, COSTS).terms["layer floor"] == pytest.approx(5e-3)
 
 
 # ---- the fit
@@ -118,7 +117,7 @@ def test_example_of_the_documentation() -> None:
     assert model
     step = expected_step(model, PRO, work)
     rates = (roofline.ceiling(model, PRO, work), roofline.roofline(model, PRO, work, 0), 1 / step.seconds)
-    shares = {name: seconds / step.seconds for name, seconds in step.terms}
+    shares = {name: seconds / step.seconds for name, seconds in step.terms.items()}
     page = (PAGE.parents[1] / "bench.md").read_text().replace("\n", " ")
     assert "ceiling {:.0f} tok/s, roofline {:.0f}, expected {:.0f}, published 75.5".format(*rates) in page
     assert f"expected step of {step.seconds * 1e3:.1f} ms, {shares['layer floor']:.0%}".replace("%", " %") in page

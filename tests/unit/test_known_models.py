@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import NotFound
 from sm120kit.engines import all_engines, parser
-from sm120kit.recipes import configurations, drafters, known_defects, load_engine, newest
+from sm120kit.recipes import configurations, load_engine, newest, reported
 from sm120kit.recipes.load import read_entries
 from sm120kit.serving import fit
 
@@ -22,15 +22,15 @@ def defects(name: str, **changes: object) -> str:
     facts = fit.recorded_model(configuration.model.repository)
     assert facts
     quantization = facts.quantization + configuration.model.quantization
-    return "\n".join(each.text for each in known_defects.of(configuration, facts.model_type, quantization))
+    return "\n".join(each.text for each in reported.defects(configuration, facts.model_type, quantization))
 
 
 def test_every_entry_has_a_source_an_engine_and_its_patch() -> None:
     engines = {engine.name for engine in all_engines()}
-    for defect in read_entries(known_defects.KnownDefect, "known_defects", "defect"):
+    for defect in read_entries(reported.KnownDefect, "known_defects", "defect"):
         assert SOURCE.search(defect.source) and defect.engine in engines and SpecifierSet(defect.versions)
         assert not defect.patch or (data_root() / "patches" / defect.engine / f"{defect.patch}.patch").is_file()
-    for drafter in read_entries(drafters.Drafter, "drafters", "drafter"):
+    for drafter in read_entries(reported.Drafter, "drafters", "drafter"):
         assert SOURCE.search(drafter.source) and drafter.versions.keys() <= engines and re.compile(drafter.models)
 
 
@@ -45,9 +45,9 @@ def test_defects_depend_on_gpu_engine_and_speculation() -> None:
 
 
 @pytest.mark.parametrize(
-    "drafter", read_entries(drafters.Drafter, "drafters", "drafter"), ids=lambda drafter: drafter.repository
+    "drafter", read_entries(reported.Drafter, "drafters", "drafter"), ids=lambda drafter: drafter.repository
 )
-def test_engines_accept_the_options_of_a_drafter(drafter: drafters.Drafter) -> None:
+def test_engines_accept_the_options_of_a_drafter(drafter: reported.Drafter) -> None:
     for engine in drafter.versions:
         recipe = load_engine(newest(engine)[0])
         words = recipe.served_by.draft_arguments(drafter.method, drafter.repository, drafter.draft_tokens)
@@ -60,8 +60,8 @@ def test_engines_accept_the_options_of_a_drafter(drafter: drafters.Drafter) -> N
 
 def test_unknown_drafter_is_refused_with_the_known_ones() -> None:
     recipe = load_engine("vllm-0.33.0")
-    assert drafters.named("incoai/Qwen3.8-27B-DFlash2", "nvidia/Qwen3.8-27B-NVFP4", recipe).draft_tokens == 7
+    assert reported.drafter_named("incoai/Qwen3.8-27B-DFlash2", "nvidia/Qwen3.8-27B-NVFP4", recipe).draft_tokens == 7
     for repository, known in (("nvidia/Qwen3.8-27B-NVFP4", "syvai/"), ("openai/gpt-oss-20b", "known: none")):
         with pytest.raises(NotFound) as caught:
-            drafters.named("me/my-draft", repository, recipe)
+            reported.drafter_named("me/my-draft", repository, recipe)
         assert "me/my-draft" in caught.value.message and known in caught.value.hint and "speculative" in caught.value.hint

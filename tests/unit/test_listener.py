@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from sm120kit.bench import _listener
+from sm120kit.bench import bench_environment
 
 
 @pytest.mark.parametrize(
@@ -27,15 +27,15 @@ from sm120kit.bench import _listener
     ],
 )
 def test_engine_is_recognised_by_its_program(owner: str, engine: bool) -> None:
-    assert _listener.is_program(owner.split()) is engine
+    assert bench_environment.is_program(owner.split()) is engine
 
 
 def test_arguments_name_the_port() -> None:
-    assert _listener.names_port(["docker-proxy", "-host-port", "8000"], 8000)
-    assert _listener.names_port(["vllm", "serve", "--port=8000"], 8000)
-    assert not _listener.names_port(["docker-proxy", "-host-port", "8080"], 8000)
+    assert bench_environment.names_port(["docker-proxy", "-host-port", "8000"], 8000)
+    assert bench_environment.names_port(["vllm", "serve", "--port=8000"], 8000)
+    assert not bench_environment.names_port(["docker-proxy", "-host-port", "8080"], 8000)
 
 
 def test_this_program_is_no_engine() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert not _listener.is_engine(server.getsockname()[1])
+        assert not bench_environment.is_engine(server.getsockname()[1])

@@ -23,10 +23,9 @@ from sm120kit.probes.decode_by_prefill import DECODE_BY_PREFILL
 from sm120kit.probes.known_text import KNOWN_TEXT
 from sm120kit.probes.log_probabilities import LOG_PROBABILITIES
 from sm120kit.probes.needles import NEEDLES
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import COLOURS, codes, needle
 from sm120kit.probes.probe_records import AnsweredToken, CannotBeJudged, ProbeExchange, RecordedAnswer, ToolCall
-from sm120kit.probes.probe_session import Ask, ProbeSession
+from sm120kit.probes.probe_session import Ask, ProbeSession, ServerProbe
 from sm120kit.probes.recorded_answer import answer_of
 from sm120kit.probes.reference_answers import REFERENCE_SERVER
 from sm120kit.probes.repeated_requests import REPEATED_REQUESTS, WAYS
@@ -300,7 +299,7 @@ def test_counts_of_tokens(label: str, changed: RecordedAnswer, expected: ProbeVe
 
 def ended(*documents: object, raw: bytes = b"") -> EndedRequest:
     content = raw or b"".join(b"data: " + json.dumps(document).encode() + b"\n\n" for document in documents)
-    return EndedRequest([(0.1, content[:7]), (0.2, content[7:])], Exchange(0, 0, 0.0, 1.5, 200))
+    return [(0.1, content[:7]), (0.2, content[7:])], Exchange(0, 0, 0.0, 1.5, 200)
 
 
 def test_an_answer_is_the_same_as_a_stream_and_at_once() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from sm120kit.bench import configured_rates as configured
 from sm120kit.bench import published
 from sm120kit.bench import result_file as results
 from sm120kit.bench import workload as workloads
 from sm120kit.bench._differences import gpu_names
 from sm120kit.bench.published import Judgement
 from sm120kit.bench.result_file import Acceptance, Environment, Machine, MeasuredCase, Result, Served
-from sm120kit.bench.roofline import configured
-from sm120kit.bench.roofline.expected import expected_step
+from sm120kit.bench.roofline import expected_step
 from sm120kit.bench.sample import Sample
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration

@@ -4,21 +4,14 @@
 ``plot`` read results; ``launched`` measures servers that sm120kit starts; ``published`` compares with published figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm120kit.bench import (
-    _metrics,
-    bench_environment,
-    client,
-    result_file,
-    workload,
-)
+from sm120kit.bench import _metrics, bench_environment, client, result_file, workload
 from sm120kit.bench.result_file import Environment, MeasuredCase, Result, Served
+from sm120kit.bench.sample import parse_sample
 from sm120kit.bench.workload import Case, NamedWorkload
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import ServerFailed
@@ -77,12 +70,7 @@ def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -
 
 
 def run(
-    server: MeasuredServer,
-    measurement: Measurement,
-    earlier: Result | None = None,
-    *,
-    start: int = 0,
-    last_start: bool = True,
+    server: MeasuredServer, measurement: Measurement, earlier: Result | None = None, *, start: int = 0, last_start: bool = True
 ) -> Result:
     """Measure every case of a workload on a running server.
 
@@ -169,7 +157,7 @@ def _measure(
             streamed = client.stream_all(endpoint, counted(concurrency), stall_seconds=measurement.stall_seconds, on_end=on_end)
     except BaseException:
         if ended:
-            save_interrupted(replace(result, samples=tuple(request() for request in ended), complete=False))
+            save_interrupted(replace(result, samples=tuple(parse_sample(*request) for request in ended), complete=False))
         raise
     return replace(
         result,

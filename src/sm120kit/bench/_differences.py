@@ -1,7 +1,5 @@
 """Differences between a result and the published setup, which make a published figure not comparable."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A Spark Arena submission has that CSV. Its context is a prefix before the prompt
 follows. What it counts otherwise is left out: peaks, and the total prefill of several requests.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """A server's Prometheus metrics under the same names for every engine: load, draft tokens, hits of the prefix cache."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterator

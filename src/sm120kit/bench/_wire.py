@@ -7,8 +7,6 @@ httptools parses the answer: the parser of the HTTP library takes more time for 
 streams. A connection serves one request, so that none meets one that the server is closing; connecting is not measured.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """What options of a configuration change: its server with and without each, started in turn, and compared start by start."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,9 +10,9 @@ from sm120kit.bench.result_file import Result
 from sm120kit.core.errors import Mismatch
 from sm120kit.core.outside import parse_json
 from sm120kit.images import backends
-from sm120kit.recipes import ablations, arguments
-from sm120kit.recipes.ablations import Ablation
+from sm120kit.recipes import arguments, reported
 from sm120kit.recipes.configurations import Configuration
+from sm120kit.recipes.reported import Ablation
 from sm120kit.serving import allreduce
 from sm120kit.serving.derived_configuration import with_arguments
 
@@ -28,7 +26,7 @@ def options(configuration: Configuration, names: Iterable[str]) -> tuple[Ablatio
         NotFound: the configuration has no such option.
         Mismatch: its engine refuses options.
     """
-    found, refusals = ablations.named(configuration, names), backends.refused_options(configuration)
+    found, refusals = reported.ablations_named(configuration, names), backends.refused_options(configuration)
     refused = [f"{each.name}: {refusals[each.name]}" for each in found if each.name in refusals]
     if refused:
         raise Mismatch(

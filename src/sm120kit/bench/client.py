@@ -49,16 +49,8 @@ TLS_HINTS = {
 """Reasons of OpenSSL (ssl.SSLError) and their remedies."""
 
 
-@dataclass(frozen=True)
-class EndedRequest:
-    """A request that has ended: the bytes received, with seconds since the run began. Calling it parses them."""
-
-    reads: Reads
-    exchange: Exchange
-
-    def __call__(self) -> Sample:
-        """The sample of the request."""
-        return parse_sample(self.reads, self.exchange)
+EndedRequest = tuple[Reads, Exchange]
+"""A request that has ended: the bytes received, with seconds since the run began; :func:`parse_sample` parses them."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +182,7 @@ async def _stream_all(
 
     async with _measured_lag() as lag:
         by_user = await asyncio.gather(*(stream_user(number, requests) for number, requests in enumerate(users)))
-    return StreamResult(tuple(request() for ended in by_user for request in ended), lag())
+    return StreamResult(tuple(parse_sample(*request) for ended in by_user for request in ended), lag())
 
 
 async def _stream(server: Endpoint, user: int, request: StreamRequest, stall_seconds: float, began: float) -> EndedRequest:
@@ -207,7 +199,7 @@ async def _stream(server: Endpoint, user: int, request: StreamRequest, stall_sec
     reads = [] if refused else [(arrived - began, read) for arrived, read in answer.reads]
     error = refused or server.without_secrets(answer.error)
     times = (answer.started - began, answer.ended - began)
-    return EndedRequest(reads, Exchange(user, request.prompt, *times, answer.status, request.body.get("max_tokens"), error))
+    return reads, Exchange(user, request.prompt, *times, answer.status, request.body.get("max_tokens"), error)
 
 
 def _refusal(server: Endpoint, request: StreamRequest, answer: StreamedAnswer) -> str:

@@ -1,7 +1,5 @@
 """Compare two results case by case and start by start; refused if their environments differ."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import exp, log, sqrt

@@ -1,7 +1,5 @@
 """The figures of a case, computed from its samples, with the columns and notes of every table and export."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

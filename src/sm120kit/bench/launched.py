@@ -1,7 +1,5 @@
 """Launch a configuration, measure its server and stop it; again for each restart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,9 +51,6 @@ def measure(launches: Sequence[LaunchedConfiguration], restarts: int = 0) -> lis
 
     Several configurations take turns, every second time in reverse order, so that a machine that becomes slower or faster
     favours none.
-
-    Raises:
-        Sm120kitError: see :func:`launch.run` and :func:`bench.run`; results of what was measured before were saved.
     """
     results: list[Result | None] = [None] * len(launches)
     for number in range(restarts + 1):

@@ -1,17 +1,15 @@
 """Measure as the published figures of a configuration were measured, and judge a result by them and by the expected rate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from sm120kit.bench import _differences as differences
+from sm120kit.bench import configured_rates as configured
 from sm120kit.bench import roofline, workload
 from sm120kit.bench._differences import SetupDifference
 from sm120kit.bench.figures import summary
 from sm120kit.bench.result_file import MeasuredCase, Result
-from sm120kit.bench.roofline import configured
 from sm120kit.bench.workload import NamedWorkload
 from sm120kit.recipes import configurations
 from sm120kit.recipes.configurations import Configuration, Reference

@@ -103,12 +103,7 @@ def _notes(result: Result) -> list[str]:
     return [*comparisons(result), *figures.notes(result)]
 
 
-KINDS = {
-    ".benchy.json": llama_benchy.as_json,
-    ".benchy.csv": llama_benchy.as_csv,
-    ".csv": as_csv,
-    ".md": as_markdown,
-}
+KINDS = {".benchy.json": llama_benchy.as_json, ".benchy.csv": llama_benchy.as_csv, ".csv": as_csv, ".md": as_markdown}
 """The functions that write a file, by the end of its name."""
 
 # ---- charts

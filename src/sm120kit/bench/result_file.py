@@ -1,7 +1,5 @@
 """Results: every sample of a run with its environment, as a JSON file; ``figures`` computes figures from the samples."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

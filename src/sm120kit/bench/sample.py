@@ -3,8 +3,6 @@
 Reads are stamped as they arrive and parsed after all streams have ended, so that parsing never delays a stamp.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

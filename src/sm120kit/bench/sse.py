@@ -1,7 +1,5 @@
 """Read server-sent events from a byte stream (WHATWG HTML, "Server-sent events", section 9.2.6), in linear time."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,11 +1,10 @@
 """Workloads: TOML files with the requests to a server, their number, and the concurrencies."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -133,9 +132,8 @@ def request_count(workload: Workload, case: Case) -> int:
 
 def all_requests(workload: Workload, case: Case, model: str, salt: str) -> Sequence[Iterable[StreamRequest]]:
     """The requests of each stream of a case. Requests with a time of arrival have one each and wait for no other."""
-    if workload.seconds and not workload.rate:
-        return requests_for(workload.seconds, workload, case, model, salt)
-    streams = requests(workload, case, model, workload.requests_per_stream, salt)
+    per_stream, seconds = workload.requests_per_stream, 0.0 if workload.rate else workload.seconds
+    streams = requests(workload, case, model, per_stream, salt, seconds)
     if not workload.rate:
         return streams
     rng, at, arriving = random.Random(salt), 0.0, []
@@ -145,28 +143,24 @@ def all_requests(workload: Workload, case: Case, model: str, salt: str) -> Seque
     return arriving
 
 
-def requests(workload: Workload, case: Case, model: str, per_stream: int, salt: str) -> list[list[StreamRequest]]:
-    """The requests of each stream of a case. ``salt`` makes the padding of this run differ from that of any other."""
-    return [
-        [_request(workload, case, model, stream * per_stream + turn, f"{salt}/{stream}/{turn}") for turn in range(per_stream)]
-        for stream in range(case.concurrency)
-    ]
+def requests(
+    workload: Workload, case: Case, model: str, per_stream: int, salt: str, seconds: float = 0.0
+) -> Sequence[Sequence[StreamRequest]] | Sequence[Iterator[StreamRequest]]:
+    """The requests of each stream of a case: ``per_stream``, and more until ``seconds`` have passed since its first one.
 
-
-def requests_for(seconds: float, workload: Workload, case: Case, model: str, salt: str) -> list[Iterator[StreamRequest]]:
-    """The requests of each stream of a case for ``seconds`` since the stream's first request, at least ``requests_per_stream``.
-
-    Requests that are running after this time are not cancelled: a stream that is cut off has no count of its tokens.
+    ``salt`` makes the padding of this run differ from that of any other. Requests that are running after this time are not
+    cancelled: a stream that is cut off has no count of its tokens.
     """
 
     def requests_of(stream: int) -> Iterator[StreamRequest]:
-        end = time.monotonic() + seconds
-        turn = 0
-        while turn < workload.requests_per_stream or time.monotonic() < end:
-            yield _request(workload, case, model, stream + turn, f"{salt}/{stream}/{turn}")
-            turn += 1
+        end, first = time.monotonic() + seconds, stream if seconds else stream * per_stream
+        for turn in count():
+            if turn >= per_stream and time.monotonic() >= end:
+                return
+            yield _request(workload, case, model, first + turn, f"{salt}/{stream}/{turn}")
 
-    return [requests_of(stream) for stream in range(case.concurrency)]
+    streams = [requests_of(stream) for stream in range(case.concurrency)]
+    return streams if seconds else [list(stream) for stream in streams]
 
 
 def _request(workload: Workload, case: Case, model: str, number: int, salt: str) -> StreamRequest:

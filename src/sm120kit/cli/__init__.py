@@ -1,7 +1,5 @@
 """The command line: parse, call, print. ``commands`` lists the commands; each is imported when it is chosen."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated, Any
@@ -63,15 +61,7 @@ def _change_directory(ctx: Any, value: Any) -> Any:
 
 def _root(
     directory: Annotated[
-        str,
-        typer.Option(
-            "-C",
-            "--directory",
-            metavar="DIR",
-            is_eager=True,
-            show_default=False,
-            help="Run in this directory.",
-        ),
+        str, typer.Option("-C", "--directory", metavar="DIR", is_eager=True, show_default=False, help="Run in this directory.")
     ] = "",
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:

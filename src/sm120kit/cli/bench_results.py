@@ -1,7 +1,5 @@
 """``sm120kit bench show`` and ``compare``: print, export and compare results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,10 +23,7 @@ def show(
     results: Annotated[list[Path], argument("RESULT", "Files that bench run wrote.")],
     output: Annotated[
         Path | None,
-        option(
-            "--output -o FILE",
-            "Write this file instead: .csv, .md, or as llama-benchy does .benchy.json or .benchy.csv.",
-        ),
+        option("--output -o FILE", "Write this file instead: .csv, .md, or as llama-benchy does .benchy.json or .benchy.csv."),
     ] = None,
     html: Html = None,
     overwrite: Overwrite = False,

@@ -1,7 +1,5 @@
 """``sm120kit cache``: the size of the state directory, and the removal of entries."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

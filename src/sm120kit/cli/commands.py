@@ -1,7 +1,5 @@
 """Every command with its function and its summary, which is also the first line of the function's docstring."""
 
-from __future__ import annotations
-
 from sm120kit.cli.tree import Branch, Leaf
 
 COMMANDS = Branch(

@@ -1,7 +1,5 @@
 """``sm120kit config``: list, show and check configurations."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from sm120kit.cli import config_list
@@ -10,7 +8,7 @@ from sm120kit.core import console
 from sm120kit.core.data_roots import find, origin, user_repository
 from sm120kit.hosts.facts import probe
 from sm120kit.images import backends
-from sm120kit.recipes import ablations, arguments, configurations, known_defects
+from sm120kit.recipes import arguments, configurations, reported
 from sm120kit.recipes.configurations import Configuration, Container, Hardware, Reference
 from sm120kit.serving import fit
 from sm120kit.serving.derived_configuration import planned_gpus, present_gpus
@@ -54,7 +52,7 @@ def list_(
 
 def show(name: ConfigName, json: Json = False) -> None:
     """Show a configuration and its published figures."""
-    from sm120kit.bench.roofline.configured import planned_rates
+    from sm120kit.bench.configured_rates import planned_rates
 
     config = configurations.load(name)
     if json:
@@ -84,12 +82,12 @@ def show(name: ConfigName, json: Json = False) -> None:
         rows.append(("required checks", f"no problem in {', '.join(config.host)}"))
     rows += [("deviation", f"{change.field}: {change.reason}") for change in config.deviations]
     refusals = backends.refused_options(config)
-    for each in ablations.of(config):
+    for each in reported.ablations(config):
         refusal = refusals.get(each.name)
         known = f"{config.engine} refuses it: {refusal}" if refusal else f"{each.effect}; {each.source}"
         rows.append((f"ablation: {each.name}", f"{each.text}: {known}"))
     if recorded := fit.recorded_model(model.repository, model.gigabytes or 0):
-        defects = known_defects.of(config, recorded.model_type, recorded.quantization + model.quantization)
+        defects = reported.defects(config, recorded.model_type, recorded.quantization + model.quantization)
         rows += [("known defect", each.text) for each in defects]
     rows += [("excluded", f"{bad.distribution} {bad.version}: {bad.reason}") for bad in config.known_bad]
     console.table(("field", "value"), rows)

@@ -1,7 +1,5 @@
 """The user's configuration file: options in TOML, for all commands or for a single one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,13 +9,6 @@ from sm120kit.cli.options import SHARED
 from sm120kit.core.errors import BadInput, did_you_mean
 
 VARIABLE = "SM120KIT_CONFIG"
-REMOVED = {
-    "reproduce": "`sm120kit bench run CONFIG` measures as published, `sm120kit bench show RESULT` judges",
-    "inspect": "cuobjdump of CUDA lists device code",
-    "metrics": "`sm120kit logs --follow` has the engine's own lines on load and throughput",
-    "import": "read the files of other benchmarks with their own tools",
-}
-"""Former commands, which files of users may name, with what to use instead."""
 HINT = "docs/configuration.md describes the file; `sm120kit COMMAND --help` lists a command's options"
 
 
@@ -35,11 +26,7 @@ def values(path: tuple[str, ...], options: Mapping[str, Any], commands: set[str]
         table = table.get(name, {}) if isinstance(table, dict) else table
     shared = {name: content[name] for name in content.keys() & SHARED & options.keys()}
     problems = [
-        f"[{name}] was removed: {REMOVED[name]}"
-        if name in REMOVED
-        else f"unknown key {name!r}{did_you_mean(name, (*SHARED, *commands))}"
-        for name in content
-        if name not in SHARED | commands
+        f"unknown key {name!r}{did_you_mean(name, (*SHARED, *commands))}" for name in content if name not in SHARED | commands
     ]
     if not isinstance(table, dict):
         problems.append(f"{'.'.join(path)!r} is a command: write a table [{'.'.join(path)}]")

@@ -1,7 +1,5 @@
 """The list of configurations by kind and number of GPUs, on one screen of 80 columns."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 

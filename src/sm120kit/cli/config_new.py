@@ -1,7 +1,5 @@
 """``sm120kit config new``: write a configuration for a model, or from how it is started elsewhere."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

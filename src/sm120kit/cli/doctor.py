@@ -1,7 +1,5 @@
 """``sm120kit doctor``: diagnose a host and print its problems with their remedies."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Run a command and turn its result, errors and signals into an exit code and a message."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """``sm120kit explain``: explain known errors in an engine's log."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """``sm120kit image``, ``verify image``, ``publish`` and ``pull``: check, push, pull, list, load, export and remove images."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,18 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sm120kit.cli.options import (
-    ImageIndex,
-    Index,
-    Json,
-    Overwrite,
-    PublishedImages,
-    Sources,
-    Trust,
-    argument,
-    given,
-    option,
-)
+from sm120kit.cli.options import ImageIndex, Index, Json, Overwrite, PublishedImages, Sources, Trust, argument, given, option
 from sm120kit.core import console
 from sm120kit.core.disk import require_new, size
 from sm120kit.core.workspace import Workspace

@@ -1,7 +1,5 @@
 """``sm120kit init``: make a repository for the user's own recipes, patches and configurations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

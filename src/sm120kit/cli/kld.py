@@ -1,7 +1,5 @@
 """``sm120kit kld``: measure the KL divergence of a model from a reference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``sm120kit patch``: check and edit the patch series, and their state on recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

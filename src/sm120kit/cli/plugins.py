@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 LABORATORY = "sm12x-lab"
 """The distribution with the commands below."""
 
-ELSEWHERE = frozenset(
-    {("patch", "prove"), ("verify", "kernels"), ("verify", "ptx"), ("verify", "run")},
-)
+ELSEWHERE = frozenset({("patch", "prove"), ("verify", "kernels"), ("verify", "ptx"), ("verify", "run")})
 """Commands that ``sm120kit`` has only with the laboratory."""
 
 

@@ -1,7 +1,5 @@
 """``sm120kit recipe``: list, show, check and lock recipes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

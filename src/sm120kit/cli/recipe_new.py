@@ -1,7 +1,5 @@
 """``sm120kit recipe new`` and ``recipe update``: recipes of upstream releases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``sm120kit serve``: serve a model as a configuration describes, from a checked image."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex
@@ -67,11 +65,7 @@ class LaunchedServer(ImageIndex):
     def prepare(
         self, configuration: Configuration, workspace: Workspace, allreduce: str = "auto"
     ) -> tuple[PreparedLaunch, LaunchOptions]:
-        """A checked launch of a configuration, and its options.
-
-        Raises:
-            Sm120kitError: see :func:`sm120kit.serving.resolve.resolve` and :func:`sm120kit.serving.launch.prepare`.
-        """
+        """A checked launch of a configuration, and its options."""
         assert self.model is not None
         launch.require_model(configuration, self.model)
         location = ServerLocation(serving.free_port(), allreduce=allreduce)
@@ -190,11 +184,7 @@ class PlannedOutput(SpannedNodes):
             raise typer.BadParameter("it plans for another machine: add --print or --compose", param_hint="--gpu")
 
     def machines(self, port: int) -> tuple[Node | None, ...]:
-        """The machines, or None for this one alone.
-
-        Raises:
-            typer.BadParameter, InvalidOption: see :func:`sm120kit.serving.nodes.spanned`.
-        """
+        """The machines, or None for this one alone."""
         if not self.nodes:
             for named, value in (("--interface", self.interface), ("--rdma", self.rdma)):
                 if value:
@@ -353,11 +343,7 @@ def _show_answer(endpoint: Endpoint, answer: Answer) -> None:
 
 
 def _verify_answer(endpoint: Endpoint, answer: Answer) -> None:
-    """Show the first answer, then probe the server.
-
-    Raises:
-        CheckFailed: it answers wrongly.
-    """
+    """Show the first answer, then probe the server."""
     _show_answer(endpoint, answer)
     verification = probes.verify(probes.VerifiedServer(endpoint, answer.model))
     verify_server.show(verification)

@@ -1,15 +1,13 @@
 """``sm120kit plan``: what serving a model will need and do, before anything is downloaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from sm120kit.bench import roofline
-from sm120kit.bench.roofline.configured import planned_rates
-from sm120kit.bench.roofline.expected import MEAN_ERROR
+from sm120kit.bench.configured_rates import planned_rates
+from sm120kit.bench.roofline import MEAN_ERROR
 from sm120kit.cli.options import (
     Draft,
     Html,

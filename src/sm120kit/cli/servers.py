@@ -1,7 +1,5 @@
 """``sm120kit ps``, ``logs`` and ``stop``: the servers that ``serve`` started on this host."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``sm120kit tiles``: the CTA tiles that an engine generates, and whether SM120 can launch them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -110,11 +108,7 @@ def _merged(facts: Sequence[TileFacts]) -> dict[TileFacts, list[str]]:
 
 
 def _require_kernels(target: Target) -> FlashInferTarget:
-    """Require a FlashInfer recipe.
-
-    Raises:
-        NotFound: it is the recipe of an engine; the hint names the FlashInfer recipe that it uses.
-    """
+    """Require a FlashInfer recipe."""
     target.recipe.require_kernels()
     return target.flashinfer
 

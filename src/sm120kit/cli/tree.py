@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from sm120kit.cli import config_file, help_text, plugins
+from sm120kit.cli import config_file, plugins
 from sm120kit.cli.options import COMMON, SHARED, common_help, expand_groups, split_common
 from sm120kit.core import console
 from sm120kit.core.errors import BadInput, InvalidOption
@@ -109,9 +109,9 @@ class Command(TyperCommand):
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        help_text.write_parameters(self, ctx, formatter, COMMON)
+        write_parameters(self, ctx, formatter, COMMON)
         formatter.write_paragraph()
-        formatter.write_text(help_text.MORE)
+        formatter.write_text(MORE)
 
 
 def _words(ctx: Any) -> Iterator[str]:
@@ -128,11 +128,7 @@ def _key(option: Any) -> str:
 
 
 def _explain(error: Any, ctx: Any, path: tuple[str, ...]) -> None:
-    """Add to an error the value that is invalid, and the variable that sets it.
-
-    Raises:
-        BadInput: the configuration file sets it.
-    """
+    """Add to an error the value that is invalid, and the variable that sets it."""
     details = getattr(error.__cause__, "errors", None)  # of pydantic, which typer does not quote
     if details:
         error.message = f"{details()[0]['input']!r}: {error.message.removeprefix('Value error, ')}"
@@ -165,15 +161,12 @@ class Group(TyperGroup):
 
         Raises:
             RequirementMissing: it is a command of the laboratory, which is not installed.
-            BadInput: it was removed.
         """
         path = (*self.path, cmd_name)
         if cmd_name in self.commands:
             return _load(self.commands[cmd_name], path)
         if path in plugins.ELSEWHERE and not ctx.resilient_parsing:
             raise plugins.required(f"sm120kit {' '.join(path)}")
-        if cmd_name in config_file.REMOVED and not ctx.resilient_parsing:
-            raise BadInput(f"sm120kit {' '.join(path)} was removed", config_file.REMOVED[cmd_name])
         return None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -187,12 +180,10 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        help_text.write_commands(
-            {name: entry.summary for name, entry in self.commands.items()}, self.branch.sections, formatter
-        )
-        help_text.write_parameters(self, ctx, formatter)
+        write_commands({name: entry.summary for name, entry in self.commands.items()}, self.branch.sections, formatter)
+        write_parameters(self, ctx, formatter)
         if not self.path:
-            help_text.write_list(COMMON, common_help(), formatter)
+            write_list(COMMON, common_help(), formatter)
 
 
 def _load(entry: Leaf | Branch, path: tuple[str, ...]) -> Any:
@@ -218,3 +209,38 @@ def _command(function: Any, name: str, cls: type[TyperCommand]) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name, cls=cls)(function)
     return typer.main.get_command(app)
+
+
+MORE = (
+    "Every command also takes the options that `sm120kit --help` lists. Variables and a configuration file set options as well:"
+    " docs/configuration.md."
+)
+
+
+def write_parameters(command: Any, ctx: Any, formatter: Any, hidden: str = "") -> None:
+    """Write the arguments, then the options, rare ones last and below their headings; none below the heading ``hidden``."""
+    lists: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for param in command.get_params(ctx):
+        if param.hidden:
+            continue
+        if param.param_type_name == "argument":
+            lists["Arguments"].append((param.metavar or param.name.upper(), param.help or ""))
+        else:
+            lists.setdefault(param.rich_help_panel or "Options", []).append(param.get_help_record(ctx))
+    for title, rows in lists.items():
+        write_list(title, rows if title != hidden else [], formatter)
+
+
+def write_commands(summaries: Mapping[str, str], sections: Mapping[str, tuple[str, ...]], formatter: Any) -> None:
+    """Write the commands of a group by heading; those of no section are below ``Commands``."""
+    rest = dict(summaries)
+    for title, names in sections.items():
+        write_list(title, [(name, rest.pop(name)) for name in names], formatter)
+    write_list("Commands", list(rest.items()), formatter)
+
+
+def write_list(title: str, rows: list[tuple[str, str]], formatter: Any) -> None:
+    """Write a list in two columns, if it has rows."""
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows, col_max=26)

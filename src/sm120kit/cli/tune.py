@@ -1,7 +1,5 @@
 """``sm120kit tune``: find the fastest all-reduce that works between the GPUs of a configuration."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``sm120kit verify server``: probe a running server for answers that are wrong without an error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compare two models by the KL divergence of their next-token distributions, with a control pair that measures rounding."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -130,11 +128,7 @@ def _again(model: ComparedModel, pair: Sequence[Sequence[int]]) -> list[FullDist
 
 
 def _summary(windows: Sequence[WindowDivergences], name: str) -> DivergenceSummary:
-    """Summarize the windows of ``name``, a model or the control pair.
-
-    Raises:
-        ServerFailed: no position has a divergence.
-    """
+    """Summarize the windows of ``name``, a model or the control pair."""
     nats = sorted(value for window in windows for value in window.nats)
     nan = [sum(window.nan_reference for window in windows), sum(window.nan_test for window in windows)]
     unbounded = sum(window.unbounded for window in windows)

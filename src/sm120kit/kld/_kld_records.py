@@ -1,7 +1,5 @@
 """Records of a comparison of distributions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 FORMAT = 1

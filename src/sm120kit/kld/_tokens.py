@@ -1,7 +1,5 @@
 """Token ids of a text, and whether two models read them by the same tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -256,8 +256,7 @@ def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
                 reporting.info(f"{path}: hunk {hunk.number} applies without {less} lines of context, which differ: review it")
 
 
-@functools.lru_cache(32)
-def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[Sequence[str], Set[str]]:
+def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[list[str], set[str]]:
     """The paths of a diff, and those of them that it creates, without ``strip`` leading directories.
 
     Raises:
@@ -281,7 +280,7 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[S
             raise BadInput(f"{foreign.file}: the path {path!r} {problem}", _BY_HAND)
     summary = repository.git(*arguments, "--summary", "-", stdin=foreign.diff).stdout
     renamed = ("/".join(name.split("/")[max(strip - 1, 0) :]) for name in _RENAMED.findall(foreign.diff.decode("latin-1")))
-    return tuple(paths), frozenset((*_CREATED.findall(summary), *renamed))
+    return paths, {*_CREATED.findall(summary), *renamed}
 
 
 def of_the_source(foreign: Sequence[ForeignPatch]) -> list[ForeignPatch]:
@@ -376,7 +375,7 @@ def _only(foreign: ForeignPatch, found: Sequence[Place]) -> Place:
 
 def _fit(
     foreign: ForeignPatch,
-    named: tuple[Mapping[str, str], Set[str]],
+    named: tuple[Mapping[str, str], set[str]],
     directory: str,
     existing: Set[str],
     projects: Sequence[TreeProject],

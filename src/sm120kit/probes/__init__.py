@@ -4,8 +4,8 @@
 from the recorded answers alone.
 """
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_records import FORMAT, ProbeResult, ProbeVerdict, ServerVerification, schema
+from sm120kit.probes.probe_session import ServerProbe
 from sm120kit.probes.server_verification import PROBES, QUICK, VerifiedServer, selected, verify
 
 __all__ = [

@@ -1,15 +1,12 @@
 """What any answer must be: valid characters, no single piece repeated, in the script and language of the question."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterator
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import ODD_CHARACTERS, QUESTIONS
 from sm120kit.probes.probe_records import ProbeJudgement, Recorded, RecordedAnswer, answered, judged
-from sm120kit.probes.probe_session import ProbeSession
+from sm120kit.probes.probe_session import ProbeSession, ServerProbe
 from sm120kit.probes.recorded_answer import REPLACEMENT
 
 TOKENS = 48
@@ -85,8 +82,5 @@ def _is_loop(text: str) -> bool:
 
 
 ANSWER_TEXT = ServerProbe(
-    "text",
-    ask,
-    judge,
-    "wrong statements in good prose; garbled text that has the common words of a language",
+    "text", ask, judge, "wrong statements in good prose; garbled text that has the common words of a language"
 )

@@ -1,14 +1,11 @@
 """A long prompt cold, again from the prefix cache, with one more turn, and with another beginning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import inventory
 from sm120kit.probes.probe_records import ProbeJudgement, ProbeVerdict, Recorded, answered, judged
-from sm120kit.probes.probe_session import SENTENCE_TOKENS, Ask, ProbeSession
+from sm120kit.probes.probe_session import SENTENCE_TOKENS, Ask, ProbeSession, ServerProbe
 from sm120kit.probes.same_distributions import agreement, difference, problem
 
 TOKENS = 8

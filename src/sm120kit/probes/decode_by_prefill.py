@@ -3,14 +3,11 @@
 The first token of an answer is computed by prefill, without drafts and without the states of earlier steps.
 """
 
-from __future__ import annotations
-
 from statistics import fmean
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import PASSAGE, inventory, words
 from sm120kit.probes.probe_records import CannotBeJudged, ProbeJudgement, Recorded, RecordedAnswer, answered, judged
-from sm120kit.probes.probe_session import LONG, SENTENCE_TOKENS, Ask, ProbeSession
+from sm120kit.probes.probe_session import LONG, SENTENCE_TOKENS, Ask, ProbeSession, ServerProbe
 from sm120kit.probes.recorded_answer import REPLACEMENT
 from sm120kit.probes.same_distributions import FEWEST, token_divergences, too_far
 
@@ -88,8 +85,5 @@ def _same_prefix(whole: RecordedAnswer, answer: RecordedAnswer, cut: int) -> boo
 
 
 DECODE_BY_PREFILL = ServerProbe(
-    "decoding against prefill",
-    ask,
-    judge,
-    "a fault that prefill and decoding share, or in longer contexts than asked",
+    "decoding against prefill", ask, judge, "a fault that prefill and decoding share, or in longer contexts than asked"
 )

@@ -1,13 +1,10 @@
 """How likely a plain English text is to the model: alone, with its words out of order, and far from the beginning."""
 
-from __future__ import annotations
-
 import random
 from statistics import fmean
 
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.kld.divergence import TopLogProbabilities
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import PASSAGE, inventory
 from sm120kit.probes.probe_records import (
     AnsweredToken,
@@ -19,7 +16,7 @@ from sm120kit.probes.probe_records import (
     answered,
     judged,
 )
-from sm120kit.probes.probe_session import SENTENCE_TOKENS, ProbeSession
+from sm120kit.probes.probe_session import SENTENCE_TOKENS, ProbeSession, ServerProbe
 
 LISTED = 20
 """Most likely tokens that are requested; vLLM's default limit."""

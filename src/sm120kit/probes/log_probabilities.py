@@ -1,21 +1,11 @@
 """Log-probabilities that contradict each other: positive, with a sum above 1, or of a token that is not the most likely one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import PASSAGE, QUESTIONS
-from sm120kit.probes.probe_records import (
-    AnsweredToken,
-    CannotBeJudged,
-    ProbeJudgement,
-    Recorded,
-    answered,
-    judged,
-)
-from sm120kit.probes.probe_session import LONG, TOP, ProbeSession
+from sm120kit.probes.probe_records import AnsweredToken, CannotBeJudged, ProbeJudgement, Recorded, answered, judged
+from sm120kit.probes.probe_session import LONG, TOP, ProbeSession, ServerProbe
 from sm120kit.probes.same_distributions import TIE_NATS
 
 ROUNDING = 0.01

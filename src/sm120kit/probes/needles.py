@@ -4,16 +4,13 @@ A code is recalled only by a model that can: a short prompt shows this first. Th
 answer needs no such model: what was lost from the prompt changes nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from statistics import median
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import COLOURS, codes, inventory, needle
 from sm120kit.probes.probe_records import ProbeExchange, ProbeJudgement, Recorded, RecordedAnswer, answered, judged, unknown
-from sm120kit.probes.probe_session import SENTENCE_TOKENS, Ask, ProbeSession
+from sm120kit.probes.probe_session import SENTENCE_TOKENS, Ask, ProbeSession, ServerProbe
 from sm120kit.probes.same_distributions import token_divergences
 
 TOKENS = 12

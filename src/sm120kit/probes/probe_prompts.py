@@ -1,7 +1,5 @@
 """Texts that the probes send. They are our own, or follow from a seed; no user's data is among them."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """Records of a server's verification: what was asked, what was answered, and what each probe concludes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

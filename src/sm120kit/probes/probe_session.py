@@ -1,9 +1,7 @@
-"""Send the requests of probes to a server, within a time limit, and record the answers."""
-
-from __future__ import annotations
+"""What a probe is, and the requests of probes to a server, within a time limit, whose answers are recorded."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +11,7 @@ from sm120kit.core.errors import ServerFailed, Sm120kitError
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import find
 from sm120kit.kld import ServedModel
-from sm120kit.probes.probe_records import CannotBeJudged, ProbeExchange, RecordedAnswer
+from sm120kit.probes.probe_records import CannotBeJudged, ProbeExchange, ProbeJudgement, Recorded, RecordedAnswer
 from sm120kit.probes.recorded_answer import answer_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -144,7 +142,7 @@ class ProbeSession:
         ]
         ended: list[EndedRequest] = []
         client.stream_all(server, [[request] for request in requests], stall_seconds=limit, on_end=ended.append)
-        answers = [answer_of(each) for each in sorted(ended, key=lambda each: each.exchange.prompt)]
+        answers = [answer_of(each) for each in sorted(ended, key=lambda each: each[1].prompt)]
         self.exchanges += [
             ProbeExchange(ask.label, ask.path, ask.body, answer) for ask, answer in zip(asks, answers, strict=True)
         ]
@@ -179,3 +177,16 @@ class ProbeSession:
             return self.served().token_ids(text)
         except Sm120kitError:
             return None
+
+
+@dataclass(frozen=True)
+class ServerProbe:
+    """A probe: ``ask`` sends requests, ``judge`` concludes from their answers alone.
+
+    Both may raise ``CannotBeJudged``. ``cannot_see`` is a sentence on the faults that the probe does not find.
+    """
+
+    name: str
+    ask: Callable[[ProbeSession], None]
+    judge: Callable[[Recorded], ProbeJudgement]
+    cannot_see: str

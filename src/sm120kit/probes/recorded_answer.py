@@ -1,7 +1,5 @@
 """Parse an answer of an OpenAI-compatible server, streamed or not, with its text, tokens and counts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,11 +19,11 @@ REPLACEMENT = "\ufffd"
 def answer_of(ended: EndedRequest) -> RecordedAnswer:
     """The answer of a request that has ended. What is not an answer has an error."""
     parts = _Parts()
-    exchange = ended.exchange
+    reads, exchange = ended
     try:
         if exchange.error:
             raise ValueError(exchange.error)
-        content = b"".join(read for _, read in ended.reads)
+        content = b"".join(read for _, read in reads)
         for document in _documents(content):
             parts.add(document)
         if not parts.choices:

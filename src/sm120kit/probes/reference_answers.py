@@ -1,7 +1,5 @@
 """The same requests to a reference: another server of the same model, such as one without speculation, or a saved reference."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -9,10 +7,9 @@ from dataclasses import asdict, replace
 from sm120kit import kld
 from sm120kit.core.errors import Sm120kitError
 from sm120kit.core.outside import parse_json
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import PASSAGE, QUESTIONS, inventory
 from sm120kit.probes.probe_records import ProbeExchange, ProbeJudgement, Recorded, RecordedAnswer, answered, judged
-from sm120kit.probes.probe_session import LONG, SENTENCE_TOKENS, ProbeSession
+from sm120kit.probes.probe_session import LONG, SENTENCE_TOKENS, ProbeSession, ServerProbe
 from sm120kit.probes.same_distributions import agreement, difference, problem
 
 WINDOWS = 4

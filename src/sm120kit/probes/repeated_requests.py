@@ -1,15 +1,12 @@
 """The same greedy request alone, again, as a stream, among others, and after a long one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import QUESTIONS, inventory, words
 from sm120kit.probes.probe_records import ProbeJudgement, Recorded, answered, judged
-from sm120kit.probes.probe_session import Ask, ProbeSession
+from sm120kit.probes.probe_session import Ask, ProbeSession, ServerProbe
 from sm120kit.probes.same_distributions import agreement, difference, problem
 
 WAYS = {
@@ -66,9 +63,6 @@ def ask_quickly(session: ProbeSession) -> None:
 
 
 REPEATED_REQUESTS = ServerProbe(
-    "repeated requests",
-    ask,
-    judge,
-    "a fault that is the same every time, or in batches of more than nine requests",
+    "repeated requests", ask, judge, "a fault that is the same every time, or in batches of more than nine requests"
 )
 QUICK_REPEATED_REQUESTS = replace(REPEATED_REQUESTS, ask=ask_quickly)

@@ -4,8 +4,6 @@ A server rounds differently in another batch, so two tokens that are about equal
 before the tokens hardly change: their divergence is compared, at each position up to the first at which the tokens differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean

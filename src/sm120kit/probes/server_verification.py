@@ -1,7 +1,5 @@
 """Run probes on a server, one after the other, within a time limit."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -18,16 +16,8 @@ from sm120kit.probes.decode_by_prefill import DECODE_BY_PREFILL
 from sm120kit.probes.known_text import KNOWN_TEXT
 from sm120kit.probes.log_probabilities import LOG_PROBABILITIES
 from sm120kit.probes.needles import NEEDLES
-from sm120kit.probes.probe import ServerProbe
-from sm120kit.probes.probe_records import (
-    FORMAT,
-    CannotBeJudged,
-    ProbeJudgement,
-    ProbeResult,
-    ServerVerification,
-    unknown,
-)
-from sm120kit.probes.probe_session import ProbeSession
+from sm120kit.probes.probe_records import FORMAT, CannotBeJudged, ProbeJudgement, ProbeResult, ServerVerification, unknown
+from sm120kit.probes.probe_session import ProbeSession, ServerProbe
 from sm120kit.probes.reference_answers import REFERENCE_SERVER, saved_reference
 from sm120kit.probes.repeated_requests import QUICK_REPEATED_REQUESTS, REPEATED_REQUESTS
 from sm120kit.probes.structured_answers import STRUCTURED_ANSWERS

@@ -1,15 +1,12 @@
 """A tool call, as a stream and at once, and an answer in a JSON schema."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
 
 from sm120kit.core.outside import parse_json
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_records import CannotBeJudged, ProbeJudgement, Recorded, RecordedAnswer, judged, unknown
-from sm120kit.probes.probe_session import ProbeSession
+from sm120kit.probes.probe_session import ProbeSession, ServerProbe
 
 TOKENS = 96
 TOOL = {

@@ -1,11 +1,8 @@
 """Counts of tokens against the server's tokenizer, the tokens that it lists, and each other; the chat template by them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import PASSAGE, QUESTIONS
 from sm120kit.probes.probe_records import (
     AnsweredToken,
@@ -17,7 +14,7 @@ from sm120kit.probes.probe_records import (
     judged,
     unknown,
 )
-from sm120kit.probes.probe_session import SHORT, ProbeSession
+from sm120kit.probes.probe_session import SHORT, ProbeSession, ServerProbe
 
 SPECIAL = 2
 """Tokens that a server may add to a text or an answer: its beginning and its end."""

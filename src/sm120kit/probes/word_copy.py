@@ -1,13 +1,10 @@
 """Words in a row to be repeated: a short row shows whether the model can, a long one whether the server can."""
 
-from __future__ import annotations
-
 from difflib import SequenceMatcher
 
-from sm120kit.probes.probe import ServerProbe
 from sm120kit.probes.probe_prompts import words
 from sm120kit.probes.probe_records import ProbeExchange, ProbeJudgement, Recorded, answered, judged, unknown
-from sm120kit.probes.probe_session import ProbeSession
+from sm120kit.probes.probe_session import ProbeSession, ServerProbe
 
 SHORT_WORDS, LONG_WORDS = 6, 36
 LEAST = 0.5
@@ -19,10 +16,7 @@ def ask(session: ProbeSession) -> None:
     for name, count, rows in (("short", SHORT_WORDS, 3), ("long", LONG_WORDS, 2)):
         session.send(
             session.chat(
-                f"{name}/{row}",
-                f"{REQUEST} {' '.join(words(count, f'{session.seed}/{name}/{row}'))}",
-                3 * count,
-                listed=False,
+                f"{name}/{row}", f"{REQUEST} {' '.join(words(count, f'{session.seed}/{name}/{row}'))}", 3 * count, listed=False
             )
             for row in range(rows)
         )

@@ -1,7 +1,5 @@
 """Find, load and validate ``recipes/engines/<name>.toml``."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Write a recipe or a configuration as TOML that is made to be edited."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

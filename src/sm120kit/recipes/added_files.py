@@ -1,7 +1,5 @@
 """Files that a recipe adds by hash: chat templates and launch scripts to its image, build files to its engine's source."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

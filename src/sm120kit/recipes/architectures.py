@@ -1,7 +1,5 @@
 """The sizes of a model's parts by its ``config.json``, and the bits of its weights in ``recipes/weights.toml``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The arguments of a configuration's server: what its engine's parser and lockfile make of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,11 +24,7 @@ ADDED_FILES = "/opt/sm120kit/files"
 
 
 def require_known(configuration: Configuration) -> bool:
-    """Reject a configuration whose arguments its engine's parser rejects. Returns :func:`are_known`.
-
-    Raises:
-        BadInput: see :func:`problems`; the message has each.
-    """
+    """Reject a configuration whose arguments its engine's parser rejects. Returns :func:`are_known`."""
     if found := list(problems(configuration.model_dump(mode="json"))):
         listed = found[0] if len(found) == 1 else "\n".join(["", *(f"  {problem}" for problem in found)])
         raise BadInput(

@@ -4,8 +4,6 @@
 machine by version and sha256; :func:`lock` writes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,7 @@ from sm120kit.core.data_roots import require_writable
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, did_you_mean
 from sm120kit.core.record_files import record_json
-from sm120kit.recipes._locked_text import read_locked
-from sm120kit.recipes.load import other_name, read_toml, validate
+from sm120kit.recipes.load import other_name, read_locked, read_toml, validate
 from sm120kit.recipes.schema import Name, RelativePath, Strict
 from sm120kit.sources import debian
 from sm120kit.sources.run_options import Options
@@ -170,9 +167,6 @@ def lock(base: Base, options: Options, *, upgrade: bool = False) -> BaseLock:
     """Lock a base and write the lockfile beside it.
 
     The packages of an existing lockfile stay while the base requests the same; with ``upgrade`` they are resolved anew.
-
-    Raises:
-        ResolutionFailed, FetchFailed and others: see :func:`sm120kit.sources.debian.resolve`.
     """
     path = data_roots.writable_folder("bases") / lock_path(base.name).name
     require_writable(path)

@@ -1,7 +1,5 @@
 """Write a configuration as a file that is made to be edited."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Configurations: how one model is served on given hardware, with the published figures for it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise

@@ -4,8 +4,6 @@ They are unpacked into ``<state>/cache/toolchains``: no root is needed, and noth
 library runs them, so it must not be older than that of the packages' Debian.
 """
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipes that a bare engine name builds, and the patches in them that nothing proves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 

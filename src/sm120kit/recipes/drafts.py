@@ -1,7 +1,5 @@
 """Draft the recipe of a release from the recipe of another one and the facts of its source. Nothing is read or written."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -76,16 +74,11 @@ class Python:
 
     @property
     def markers(self) -> dict[str, str]:
-        """The values of environment markers (PEP 508)."""
+        """The values of environment markers (PEP 508) that differ from those of this Python, CPython on Linux."""
         return {
             "python_version": self.version,
             "python_full_version": f"{self.version}.0",
-            "sys_platform": "linux",
-            "platform_system": "Linux",
-            "os_name": "posix",
             "platform_machine": self.platform.split("_", 3)[3],
-            "implementation_name": "cpython",
-            "platform_python_implementation": "CPython",
             "extra": "",
         }
 

@@ -1,7 +1,5 @@
 """Make a configuration of a :class:`LaunchCommand`: what it can express, judged by the engine's recorded parser."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

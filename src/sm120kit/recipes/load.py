@@ -1,16 +1,18 @@
-"""Read TOML files strictly: a validated record, or one error that lists every problem of the file."""
+"""Read TOML files and lockfiles strictly: a validated record, or one error that lists every problem of the file."""
 
-from __future__ import annotations
-
+import functools
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from sm120kit.core import outside
 from sm120kit.core.data_roots import data_root
-from sm120kit.core.errors import BadInput, did_you_mean
+from sm120kit.core.errors import BadInput, Mismatch, did_you_mean
+from sm120kit.core.outside import read_found
+from sm120kit.core.record_files import record_json
 from sm120kit.recipes.schema import (
     ADDED,
     DAY,
@@ -26,6 +28,7 @@ from sm120kit.recipes.schema import (
 )
 
 T = TypeVar("T", bound=BaseModel)
+L = TypeVar("L")
 
 
 def read(path: Path) -> Recipe:
@@ -152,3 +155,34 @@ def _tables_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _tables_in(argument)
+
+
+def read_locked(kind: type[L], path: Path) -> tuple[L, str]:
+    """Read a lockfile as a ``kind``, and return its build id, the sha256 of its text in hexadecimal, as well.
+
+    Raises:
+        Mismatch: the file does not exist, or its text is not what ``recipe lock`` writes.
+    """
+    name = path.name.removesuffix(".lock.json")
+    try:
+        content = read_found(path)
+    except FileNotFoundError as error:
+        raise Mismatch(f"{name} is not locked: there is no {path}", f"lock it: sm120kit recipe lock {name}") from error
+    except OSError as error:
+        raise Mismatch(f"{path} cannot be read: {error.strerror}", f"lock it: sm120kit recipe lock {name}") from error
+    lock: L = _parse(kind, path, content)  # type: ignore[arg-type]
+    return lock, hashlib.sha256(content).hexdigest()
+
+
+@functools.lru_cache(maxsize=16)
+def _parse(kind: type[Any], path: Path, content: bytes) -> Any:
+    hint = f"write it again: sm120kit recipe lock {path.name.removesuffix('.lock.json')}"
+    try:
+        lock = TypeAdapter(kind).validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Mismatch(f"{path} is not a lockfile: {where}{': ' * bool(where)}{first['msg']}", hint) from error
+    if record_json(lock).encode() != content:
+        raise Mismatch(f"{path} was edited: it has keys or spaces that `recipe lock` does not write", hint)
+    return lock

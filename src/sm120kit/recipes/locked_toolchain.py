@@ -199,12 +199,7 @@ def toolchain_differences(lock: Lock, tools: Toolchain) -> tuple[str, ...]:
 
 
 def require_locked(target: FlashInferTarget) -> None:
-    """Require the compiler that the lockfile of a FlashInfer recipe pins: an engine's closure has libraries that fit it.
-
-    Raises:
-        RequirementMissing: see :func:`compilers`; also if ``CUDA_HOME`` is another version.
-        Mismatch: see :func:`sm120kit.recipes.lockfile`.
-    """
+    """Require the compiler that the lockfile of a FlashInfer recipe pins: an engine's closure has libraries that fit it."""
     differences = toolchain_differences(target.lock, compilers(target))
     if differences:
         raise RequirementMissing(

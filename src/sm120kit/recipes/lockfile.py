@@ -27,8 +27,8 @@ from sm120kit.core.errors import BadInput, Mismatch, ResolutionFailed
 from sm120kit.core.record_files import record_json
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes import FlashInferRecipe, Recipe, bases
-from sm120kit.recipes._locked_text import read_locked
 from sm120kit.recipes.added_files import read_added
+from sm120kit.recipes.load import read_locked
 from sm120kit.recipes.recipe_records import Closure, Lock, LockedFile, LockedSource, Replaced
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import GitPin, LockedWheel, WheelCommitPin

@@ -1,7 +1,5 @@
 """Make a user's own repository for recipes, patches and configurations."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

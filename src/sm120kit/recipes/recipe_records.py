@@ -1,7 +1,5 @@
 """Records of a lockfile: every input of a build by hash."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

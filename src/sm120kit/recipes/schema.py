@@ -7,16 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from sm120kit.core.errors import NotFound, did_you_mean
 from sm120kit.core.records import Arch

@@ -320,11 +320,7 @@ def _pin_of(wheel: LockedWheel) -> WheelPin:
 
 
 def with_local(target: Target, patches: Sequence[ForeignPatch]) -> Target:
-    """A target with local patches above its series. Its lockfile and build id stay those of the series.
-
-    Raises:
-        BadInput, PatchConflict: see :func:`sm120kit.patches.local.apply_local`.
-    """
+    """A target with local patches above its series. Its lockfile and build id stay those of the series."""
     engine = target.engine
     own = engine.sources if engine else ()
     flashinfer, *others = apply_local(patches, [target.flashinfer.source.series_tree, *(source.series_tree for source in own)])

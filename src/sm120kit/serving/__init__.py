@@ -6,8 +6,6 @@ file, and ``nodes`` those of several machines; ``supervise`` runs any server pro
 ``download`` fetches the model, ``answer`` sends a first request, ``containers`` lists and stops what was started.
 """
 
-from __future__ import annotations
-
 from sm120kit.serving._container import Placement, Service, api_key, make_service, risks
 from sm120kit.serving._render import compose, docker_run
 from sm120kit.serving._supervise import Ending, Outcome, Run, ServerProcess, free_port, port_is_free, serve

@@ -1,7 +1,5 @@
 """Decide which container serves a configuration: image, command, mounts, limits. :mod:`render` writes it for each runtime."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -195,11 +193,7 @@ def make_service(
 
 
 def _given_mounts(configuration: Configuration, *, planned: bool) -> list[Mount]:
-    """The mounts that a configuration states.
-
-    Raises:
-        NotFound: the host does not have the file or directory.
-    """
+    """The mounts that a configuration states."""
     mounts = [Mount(Path(path).expanduser(), target, True) for target, path in configuration.container.mounts.items()]
     if absent := [mount.source for mount in mounts if not planned and not mount.source.exists()]:
         raise NotFound(f"{configuration.name}: container.mounts: {absent[0]} does not exist", "correct it in the configuration")
@@ -263,9 +257,6 @@ def _model_mounts(model: Path, *, planned: bool = False) -> tuple[Mount, ...]:
     models share, ``../../blobs/XX/HASH``. Source: ``huggingface_hub.utils._shared_blobs``. Small files are not shared, so that
     those of a ``planned`` model do not show where its shards will be. Below ``MODEL_DIRECTORY`` and ``/`` these directories are
     at the same places to each other as on the host.
-
-    Raises:
-        NotFound: a file is a link to something else.
     """
     folder = model.resolve()
     repository = folder.parents[1] if folder.parent.name == "snapshots" else Path()
@@ -287,11 +278,7 @@ def _model_mounts(model: Path, *, planned: bool = False) -> tuple[Mount, ...]:
 
 
 def _mounted_target(link: Path, directories: Sequence[Path]) -> Path:
-    """The file that a link leads to, in the container too: it is in one of the directories that are mounted.
-
-    Raises:
-        NotFound: it leads elsewhere, or has an absolute path, which the container does not have.
-    """
+    """The file that a link leads to, in the container too: it is in one of the directories that are mounted."""
     text = link.readlink()
     targets = [Path(os.path.normpath(link.parent / text))]
     with suppress(OSError, RuntimeError):  # a loop

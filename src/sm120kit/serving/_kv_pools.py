@@ -4,8 +4,6 @@ SGLang 0.5.23, srt/model_executor/pool_configurator.py, srt/mem_cache/kv_cache_c
 ``tests/unit/test_kv_pools.py`` compares with what its classes compute.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A machine needs ``docker``, ``rsync`` and this user's key. Docker reaches its da
 (https://docs.docker.com/engine/security/protect-access/), and everything has the same absolute path as here.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket

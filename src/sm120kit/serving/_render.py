@@ -1,7 +1,5 @@
 """Write a Service as a docker command line or a compose file. Pure."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a server process for a piece of work: wait until ``/health`` answers, notice its death, stop it."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import time

@@ -1,7 +1,5 @@
 """Measure the all-reduces of an engine between the GPUs of a configuration, in its image, and keep the result for ``serve``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace

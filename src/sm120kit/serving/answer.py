@@ -1,7 +1,5 @@
 """Request one short completion from a server, as its users will."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time
@@ -65,11 +63,7 @@ _HINT = "sm120kit logs shows what the server prints"
 
 
 def _json(response: Any, endpoint: Endpoint) -> Any:
-    """The JSON of a response.
-
-    Raises:
-        NoAnswer: its status is not 200.
-    """
+    """The JSON of a response."""
     if response.status_code != 200:
         text = endpoint.without_secrets(response.text)[:400]
         raise NoAnswer(

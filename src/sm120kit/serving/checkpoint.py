@@ -4,8 +4,6 @@
 tensors.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,11 +165,7 @@ def read_files(files: ModelFiles) -> Checkpoint:
 
 
 def language_config(files: ModelFiles) -> dict[str, Any]:
-    """The part of a model's ``config.json`` for the language model.
-
-    Raises:
-        NotFound, BadInput: see :func:`read_files`.
-    """
+    """The part of a model's ``config.json`` for the language model."""
     with _form_required(files.source):
         return language_model(_json(files, "config.json"))
 

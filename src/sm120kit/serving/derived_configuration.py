@@ -4,8 +4,6 @@ What an engine can serve is in the record of its wheel (:class:`sm120kit.engines
 drafts tokens, are in its object. Nothing derived has run on an SM12x GPU.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -361,11 +359,7 @@ def recipe_of(engine: Engine, wanted: str) -> EngineRecipe:
 
 
 def imported_engine(engine: Engine, wanted: str, *, unified: bool) -> EngineRecipe:
-    """The recipe for arguments of an engine: ``wanted``, else its newest version for these machines.
-
-    Raises:
-        NotFound, BadInput: see :func:`recipe_of`.
-    """
+    """The recipe for arguments of an engine: ``wanted``, else its newest version for these machines."""
     if not wanted or find(wanted) is engine:
         found = recipes.newest_for(engine.name, unified=unified) or recipes.newest_for(engine.name, unified=not unified)
         if found is None:

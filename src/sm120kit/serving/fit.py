@@ -1,11 +1,11 @@
 """Check before a start whether a configuration can run with an image, a checkpoint and GPUs. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
 
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResourceUnavailable
 from sm120kit.core.outside import number
@@ -185,11 +185,7 @@ def check_fit(configuration: Configuration, model: Checkpoint, gpus: Sequence[De
 
 
 def _require_free(configuration: Configuration, fit: Fit) -> None:
-    """Require that the share of each GPU's memory is free which an engine takes at its start, or it ends there.
-
-    Raises:
-        ResourceUnavailable: a desktop or other programs have a part of it.
-    """
+    """Require that the share of each GPU's memory is free which an engine takes at its start, or it ends there."""
     for gpu in fit.gpus:
         free = (gpu.bytes or 0) - gpu.used
         if gpu.bytes and gpu.used and free < gpu.bytes * fit.share:
@@ -202,11 +198,7 @@ def _require_free(configuration: Configuration, fit: Fit) -> None:
 
 
 def _require_alive(configuration: Configuration, fit: Fit) -> None:
-    """Require that weights and KV cache leave the system enough of the memory that CPU and GPU share.
-
-    Raises:
-        ResourceUnavailable: the system would freeze.
-    """
+    """Require that weights and KV cache leave the system enough of the memory that CPU and GPU share."""
     gpu, memory = fit.gpus[0], fit.memory_bytes
     if not memory or not gpu.bytes:
         return
@@ -276,17 +268,13 @@ def require_image(configuration: Configuration, image: VerifiedImage) -> None:
             f"name an image of {configuration.engine} with --image",
         )
     pairs = [wheel.partition("==") for wheel in image.image.labels.get("sm120kit.wheels", "").split(",")]
-    installed = {_normalized(name): version for name, _, version in pairs}
+    installed = {canonicalize_name(name): version for name, _, version in pairs}
     for bad in configuration.known_bad:
-        if installed.get(_normalized(bad.distribution)) == bad.version:
+        if installed.get(canonicalize_name(bad.distribution)) == bad.version:
             raise Mismatch(
                 f"{image.reference} contains {bad.distribution} {bad.version}, known to be bad: {bad.reason}",
                 f"use an image with another version; source: {bad.source}",
             )
-
-
-def _normalized(distribution: str) -> str:
-    return distribution.lower().replace("_", "-").replace(".", "-")
 
 
 def _require_mtp(configuration: Configuration, model: Checkpoint) -> None:
@@ -396,11 +384,7 @@ def _in_flight(configuration: Configuration, memory: int | None) -> int:
 
 
 def _share(text: str) -> float:
-    """The share of a GPU's memory that an argument states.
-
-    Raises:
-        BadInput: it states none; an engine whose parser is not recorded does not show it before.
-    """
+    """The share of a GPU's memory that an argument states."""
     with suppress(ValueError):
         if 0 < (share := number(text.strip())) <= 1:
             return share

@@ -16,7 +16,7 @@ from typing import Any
 from sm120kit import recipes
 from sm120kit.engines import parser
 from sm120kit.images import backends
-from sm120kit.recipes import drafters, known_defects, load_engine, load_flashinfer
+from sm120kit.recipes import load_engine, load_flashinfer, reported
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.checkpoint import Checkpoint
 from sm120kit.serving.fit import estimate, own_gpus
@@ -239,7 +239,7 @@ def _first_use(configuration: Configuration) -> Iterator[str]:
 
 def _drafters(configuration: Configuration) -> Iterator[str]:
     """The draft models for a configuration that it does not draft with."""
-    known = drafters.of(configuration.model.repository, load_engine(configuration.engine))
+    known = reported.drafters(configuration.model.repository, load_engine(configuration.engine))
     return (each.text for each in known if not any(each.repository in word for word in configuration.arguments))
 
 
@@ -248,7 +248,7 @@ def _defects(configuration: Configuration, facts: Checkpoint | None) -> Iterator
         yield f"{bad.distribution} {bad.version}: {bad.reason} ({bad.source})"
     if facts is None:
         return
-    yield from (each.text for each in known_defects.of(configuration, facts.model_type, facts.quantization))
+    yield from (each.text for each in reported.defects(configuration, facts.model_type, facts.quantization))
     if not facts.tensors:
         return
     if facts.mtp_layers and not facts.mtp:

@@ -1,7 +1,5 @@
 """A configuration from how a server is started elsewhere: a command line, a compose file, or a recipe of another tool."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path

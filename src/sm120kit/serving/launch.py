@@ -90,20 +90,12 @@ class LaunchOptions:
 
 
 def require_model(configuration: Configuration, model: Path) -> None:
-    """Require a model folder of the configuration's architecture: before the host, as it may be wrong on every host.
-
-    Raises:
-        Sm120kitError: see :mod:`sm120kit.serving.checkpoint` and :func:`sm120kit.serving.require_architecture`.
-    """
+    """Require a model folder of the configuration's architecture: before the host, as it may be wrong on every host."""
     serving.require_architecture(configuration, checkpoint.read(model))
 
 
 def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: Checkpoint | None = None) -> PreparedLaunch:
-    """Check that a model folder can be served. Starts nothing. With ``facts``, the folder is planned, and not read.
-
-    Raises:
-        Sm120kitError: see :mod:`sm120kit.serving.checkpoint` and :func:`sm120kit.serving.check_fit`.
-    """
+    """Check that a model folder can be served. Starts nothing. With ``facts``, the folder is planned, and not read."""
     configuration, host, location = resolved.configuration, resolved.host, resolved.location
     planned = facts is not None
     facts = facts or checkpoint.read(model)
@@ -150,12 +142,7 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
 
 
 def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
-    """Start a container that outlives this process, and wait until it answers a request. Any failure removes it.
-
-    Raises:
-        NoAnswer: see :func:`sm120kit.serving.answer.request`.
-        Sm120kitError: see :func:`run`.
-    """
+    """Start a container that outlives this process, and wait until it answers a request. Any failure removes it."""
     service = _with_image(prepared, prepared.service, options.workspace)
     with ExitStack() as starting:
         starting.enter_context(host_turn(STARTS))
@@ -171,11 +158,7 @@ def start(prepared: PreparedLaunch, options: LaunchOptions) -> Run:
 
 
 def require_machines(resolved: ResolvedLaunch, *, drop_caches: bool = False) -> None:
-    """Require the machines that a server spans, before its model is downloaded: this one first, the others over ssh.
-
-    Raises:
-        Sm120kitError: see :func:`_remote_nodes.require_first`, :meth:`RemoteMachine.require` and :func:`serving.check_fit`.
-    """
+    """Require the machines that a server spans, before its model is downloaded: this one first, the others over ssh."""
     node = resolved.location.node
     assert node is not None
     _remote_nodes.require_first(node.addresses)
@@ -191,9 +174,6 @@ def with_machines(launches: Sequence[PreparedLaunch], options: LaunchOptions) ->
     """The launch on this machine, the first, while the containers of the others run, which outlive the block unless it fails.
 
     Image and model are copied to them.
-
-    Raises:
-        Sm120kitError: see :func:`serving.check_fit`, :func:`_remote_nodes.copied` and :func:`_remote_nodes.running`.
     """
     first, others = launches[0], launches[1:]
     assert first.image is not None and first.service.node is not None
@@ -232,11 +212,7 @@ def _recorded(prepared: PreparedLaunch, options: LaunchOptions, *, detached: boo
 
 
 def _start_detached(prepared: PreparedLaunch, record: RunRecord, options: LaunchOptions) -> None:
-    """Start the container of a launch.
-
-    Raises:
-        ServerFailed: docker cannot start it.
-    """
+    """Start the container of a launch."""
     reporting.info(f"log: {record.log}")
     argv = serving.docker_run(prepared.service, values=False, detach=True)
     started = process.run(argv, env=prepared.service.variables, check=False)
@@ -248,11 +224,7 @@ def _start_detached(prepared: PreparedLaunch, record: RunRecord, options: Launch
 
 
 def _await_answer(prepared: PreparedLaunch, record: RunRecord, options: LaunchOptions) -> None:
-    """Wait until the server in a detached container has answered a request.
-
-    Raises:
-        ServerFailed, NoAnswer: see :func:`run`.
-    """
+    """Wait until the server in a detached container has answered a request."""
     service = prepared.service
 
     follow = ("docker", "logs", "--follow", service.name)
@@ -324,11 +296,7 @@ class RunRecord:
 
 
 def _remove_ended(service: Service) -> None:
-    """Remove a container with a service's name that has ended.
-
-    Raises:
-        ResourceUnavailable: it has not ended.
-    """
+    """Remove a container with a service's name that has ended."""
     for other in server_containers.listed():
         if other.name == service.name:
             if not other.ended:
@@ -359,11 +327,7 @@ def _with_image(launch: PreparedLaunch | ResolvedLaunch, service: Service, works
 
 
 def idle_service(resolved: ResolvedLaunch, model: Path, workspace: Workspace) -> Service:
-    """The container of a launch, to run another program than the server in it: image in the daemon, GPUs free.
-
-    Raises:
-        Sm120kitError: see :func:`run`.
-    """
+    """The container of a launch, to run another program than the server in it: image in the daemon, GPUs free."""
     return _with_image(resolved, _service(resolved, model, workspace, planned=True), workspace)
 
 
@@ -380,13 +344,7 @@ def _service(resolved: ResolvedLaunch, model: Path, workspace: Workspace, *, pla
 
 
 def _on_free_gpus(launch: PreparedLaunch | ResolvedLaunch, service: Service) -> Service:
-    """The container on GPUs that no server has at the time of the call: its own, or others of the same kind.
-
-    Raises:
-        ResourceUnavailable: servers have them.
-        ResourceUnavailable: see :func:`require_port`; after the GPUs, as the error about these names the server to stop.
-        DaemonUnreachable: see :func:`server_containers.listed`.
-    """
+    """The container on GPUs that no server has at the time of the call: its own, or others of the same kind."""
     running = [each for each in server_containers.listed() if each.running]
     taken = {int(number): each for each in running for number in each.gpus.split(",") if number.isdecimal()}
     if conflicts := sorted(set(service.gpus) & set(taken)):

@@ -7,8 +7,6 @@ The library reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT`` itself. A token 
 the library are shown, as they could quote it.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import re
@@ -206,11 +204,7 @@ class _HubFiles:
         import httpx2
         import huggingface_hub
         from huggingface_hub import constants
-        from huggingface_hub.utils import (  # type: ignore[attr-defined]
-            build_hf_headers,
-            hf_raise_for_status,
-            http_stream_backoff,
-        )
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 
         url = huggingface_hub.hf_hub_url(self.repository, name, revision=self.commit)
         headers = build_hf_headers() | {"Range": f"bytes={start}-{start + count - 1}"}
@@ -408,8 +402,7 @@ def _hub_errors(repository: str, revision: str) -> Iterator[None]:
         yield
     except errors.RevisionNotFoundError as error:
         raise NotFound(
-            f"{repository} has no revision {revision}",
-            "name another with --revision, or correct model.revision",
+            f"{repository} has no revision {revision}", "name another with --revision, or correct model.revision"
         ) from error
     except (errors.GatedRepoError, errors.DisabledRepoError) as error:
         raise FetchFailed(f"the Hub refuses access to {name}", "accept its terms on its page, and set HF_TOKEN") from error

@@ -1,7 +1,5 @@
 """Servers that span several machines: what each of them runs. Pure; nothing is started."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence
@@ -131,11 +129,7 @@ def address(text: str, option: str) -> IPv4Address | IPv6Address:
 
 
 def _node_address(text: str) -> str:
-    """An IP address as other machines reach it.
-
-    Raises:
-        InvalidOption: it is not one.
-    """
+    """An IP address as other machines reach it."""
     reached = address(text.strip(), "--nodes")
     within_link = reached.version == 6 and reached.is_link_local  # useless without a zone
     if reached.is_loopback or reached.is_unspecified or reached.is_multicast or reached.is_reserved or within_link:

@@ -1,7 +1,5 @@
 """Decide a launch's image, GPUs and location before anything expensive."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -162,12 +160,7 @@ def _on_host(resolved: ResolvedLaunch, root: Path, *, planned: bool) -> Resolved
     configuration, host, numbers = resolved.configuration, resolved.host, resolved.location.gpus
     hardware = configuration.hardware
     devices = [
-        Device(
-            number,
-            gpu.name or "unnamed GPU",
-            requirements.memory_bytes(host, gpu),
-            _used(host, gpu),
-        )
+        Device(number, gpu.name or "unnamed GPU", requirements.memory_bytes(host, gpu), _used(host, gpu))
         for number, gpu in requirements.suitable(host, configuration)
     ]
     lacking = root == HOST and len(devices) < hardware.gpus_per_node
@@ -190,11 +183,7 @@ def _used(host: Host, gpu: Gpu) -> int:
 
 
 def _local_image(recipe: str, workspace: Workspace) -> str:
-    """The name of the checked image of a recipe, without local patches, in the state directory; or "".
-
-    Raises:
-        NotFound: there are several.
-    """
+    """The name of the checked image of a recipe, without local patches, in the state directory; or ""."""
     verified = {
         local.image.content: local.tags[0] if local.tags else local.image.id
         for local in inventory.local_images(workspace)

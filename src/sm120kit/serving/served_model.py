@@ -1,7 +1,5 @@
 """What ``serve`` and ``plan`` are given, a configuration, a repository of the Hub or a folder, becomes a configuration."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +9,7 @@ from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, HubUnreachable, OfflineMiss, ResourceUnavailable
 from sm120kit.engines import all_engines
 from sm120kit.hosts.facts import probe
-from sm120kit.recipes import arguments, configurations, drafters, load_engine, newest
+from sm120kit.recipes import arguments, configurations, load_engine, newest, reported
 from sm120kit.recipes.configurations import Configuration, Hardware
 from sm120kit.serving import checkpoint, derived_configuration, model_download
 from sm120kit.serving.checkpoint import Checkpoint, LocalFiles, ModelFiles
@@ -130,16 +128,11 @@ def overridden(configuration: Configuration, argv: tuple[str, ...]) -> Configura
 
 
 def _with_options(configuration: Configuration, request: ServeRequest) -> Configuration:
-    """A configuration with the draft model and the options of a request.
-
-    Raises:
-        NotFound: no such draft model is known for the model and the engine.
-        BadInput: see :func:`overridden`.
-    """
+    """A configuration with the draft model and the options of a request."""
     words: tuple[str, ...] = ()
     if request.draft:
         recipe = load_engine(configuration.engine)
-        drafter = drafters.named(request.draft, configuration.model.repository, recipe)
+        drafter = reported.drafter_named(request.draft, configuration.model.repository, recipe)
         words = recipe.served_by.draft_arguments(drafter.method, drafter.repository, drafter.draft_tokens)
     return overridden(configuration, (*words, *request.arguments))
 
@@ -213,11 +206,7 @@ def _on_hub(request: ServeRequest, planned: bool) -> ModelToServe:
 
 
 def planned_model(request: ServeRequest, root: Path) -> ModelToServe:
-    """What is to be served, with all that is known before a download. Without the Hub, that may be its name alone.
-
-    Raises:
-        Sm120kitError: see :func:`served_model`; not for a Hub that cannot be reached.
-    """
+    """What is to be served, with all that is known before a download. Without the Hub, that may be its name alone."""
     try:
         served = served_model(request, root, planned=True)
     except HubUnreachable as error:
@@ -234,11 +223,7 @@ def planned_model(request: ServeRequest, root: Path) -> ModelToServe:
 
 
 def with_sizes(served: ModelToServe, revision: str, *, offline: bool, planned: bool) -> ModelToServe:
-    """What is to be served with its download, or with what recipes have on its size if the Hub cannot be reached for a plan.
-
-    Raises:
-        FetchFailed, NotFound: see :func:`sm120kit.serving.model_download.plan`.
-    """
+    """What is to be served with its download, or with what recipes have on its size if the Hub cannot be reached for a plan."""
     if served.download or served.unreached:
         return served
     try:
@@ -256,9 +241,6 @@ def model_folder(
     """The folder of a model, downloaded unless the launch is only planned; then what the Hub has on the model.
 
     ``check`` is called with this before the download. Without the Hub, the sizes in recipes do for a plan.
-
-    Raises:
-        Sm120kitError: see :func:`sm120kit.serving.model_download.plan` and :func:`sm120kit.serving.model_download.preview`.
     """
     if served.folder:
         return served.folder, None

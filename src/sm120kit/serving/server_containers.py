@@ -1,7 +1,5 @@
 """Containers of this host that ``serve`` started, identified by their labels: list them, read their logs, stop them."""
 
-from __future__ import annotations
-
 import calendar
 import errno
 import itertools

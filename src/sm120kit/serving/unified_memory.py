@@ -5,8 +5,6 @@ The kernel's OOM killer cannot reclaim what the driver allocated for the GPU: an
 is unverified on GB10, so that the limit is what the whole container may have, and the guard watches the system.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

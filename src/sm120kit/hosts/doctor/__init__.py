@@ -5,23 +5,10 @@ problems. Further checks, such as the requirements of a configuration, are
 passed to ``diagnose`` in the same form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sm120kit.hosts.doctor import (
-    _collectives,
-    _containers,
-    _gpus,
-    _kernel_log,
-    _linux,
-    _machine,
-    _p2p,
-    _pcie,
-    _unified,
-    requirements,
-)
+from sm120kit.hosts.doctor import _gpus, _linux, _p2p, _pcie, requirements
 from sm120kit.hosts.doctor._findings import (
     Diagnosis,
     Finding,
@@ -58,7 +45,7 @@ __all__ = [
     "with_measurements",
 ]
 
-TOPICS = (_gpus, _kernel_log, _machine, _pcie, _linux, _p2p, _collectives, _containers, _unified)
+TOPICS = (_gpus, _linux, _pcie, _p2p)
 CHECKS = in_order(check for topic in TOPICS for check in vars(topic).values() if isinstance(check, HostCheck))
 
 

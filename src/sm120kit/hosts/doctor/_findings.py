@@ -1,7 +1,5 @@
 """Checks and findings of doctor: a check diagnoses one property of a host as ok, problem, unknown or not applicable."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Callable, Iterable

@@ -1,20 +1,9 @@
 """Checks of the GPUs: compute capability, driver, power, temperature and other processes."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 
-from sm120kit.hosts.doctor._findings import (
-    Diagnosis,
-    Impact,
-    by_device,
-    check,
-    not_applicable,
-    ok,
-    problem,
-    unknown,
-)
+from sm120kit.hosts.doctor._findings import Diagnosis, Impact, by_device, check, not_applicable, ok, problem, unknown
 from sm120kit.hosts.facts import Host
 
 BLACKWELL_FLOOR, DRIVER_FLOOR = (570,), (580, 65, 6)
@@ -78,8 +67,7 @@ def open_module(host: Host) -> Diagnosis:
         return not_applicable("WSL2 uses the Windows driver")
     if host.driver.open_module is None:
         return unknown(
-            host.missing_reason("/proc/driver/nvidia/version"),
-            "modinfo -F license nvidia (Dual MIT/GPL: the open module)",
+            host.missing_reason("/proc/driver/nvidia/version"), "modinfo -F license nvidia (Dual MIT/GPL: the open module)"
         )
     if not host.driver.open_module:
         return problem("open-module", Impact.BREAKS, f"the proprietary kernel module {host.driver.version} is loaded")

@@ -1,13 +1,13 @@
-"""Checks of PCIe: ACS, BARs, links, AER error counters and topology."""
-
-from __future__ import annotations
+"""Checks of PCIe: ACS, BARs, links, AER error counters, topology, and all-reduce over PCIe."""
 
 from collections import Counter
 
+from sm120kit.hosts.doctor import _linux, _p2p
 from sm120kit.hosts.doctor._findings import (
     Diagnosis,
     HostRemedy,
     Impact,
+    Status,
     as_information,
     by_device,
     check,
@@ -17,7 +17,7 @@ from sm120kit.hosts.doctor._findings import (
     unknown,
 )
 from sm120kit.hosts.doctor._linux import GRUB, IOMMU_OFF
-from sm120kit.hosts.doctor._peers import p2p_unused
+from sm120kit.hosts.doctor._p2p import p2p_unused
 from sm120kit.hosts.facts import Gpu, GpuPair, Host
 from sm120kit.hosts.facts._pci import ACS_REDIRECT, DEVICES
 
@@ -57,8 +57,7 @@ def acs(host: Host) -> Diagnosis:
         return as_information(diagnosis, p2p_unused(host))
     if any(port.has_acs is None for port in host.bridges):
         return unknown(
-            "only root can read configuration space beyond 64 bytes",
-            "sudo sm120kit doctor, or sudo lspci -vvv | grep ACSCtl",
+            "only root can read configuration space beyond 64 bytes", "sudo sm120kit doctor, or sudo lspci -vvv | grep ACSCtl"
         )
     return ok(f"no redirection on {len(host.bridges)} port(s)")
 
@@ -189,3 +188,21 @@ def topology(host: Host) -> Diagnosis:
 def _contradictory(pair: GpuPair) -> bool:
     """Whether nvidia-smi reports another class than sysfs. NVLink (``NV18``) is not visible in sysfs."""
     return bool(pair.smi) and pair.kind != pair.smi and not str(pair.smi).startswith("NV")
+
+
+@check("pcie-ipc")
+def pcie_ipc(host: Host) -> Diagnosis:
+    verdicts = {each.name: each.diagnose(host) for each in (_p2p.grant, _linux.iommu, acs)}
+    lacking = [f"{name}: {verdict.fact}" for name, verdict in verdicts.items() if verdict.status is Status.PROBLEM]
+    if lacking:
+        return problem(
+            "pcie-ipc",
+            Impact.MINOR,
+            "; ".join(lacking),
+            fix=f"as for {', '.join(name for name, verdict in verdicts.items() if verdict.status is Status.PROBLEM)}; then "
+            "sm120kit tune CONFIG measures it",
+        )
+    hidden = [name for name, verdict in verdicts.items() if verdict.status is Status.UNKNOWN]
+    if hidden:
+        return unknown(f"{' and '.join(hidden)} unknown", "sudo sm120kit doctor; sm120kit tune CONFIG measures it")
+    return ok("P2P is granted, and neither IOMMU nor ACS redirects it; sm120kit tune CONFIG measures it")

@@ -4,8 +4,6 @@
 judged; rates are stated. Unverified on SM120.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile
@@ -46,8 +44,7 @@ def measure(host: Host, python: str = sys.executable) -> tuple[Finding, ...]:
     count = sum(not gpu.unified for gpu in host.gpus)
     if count < 2:
         raise RequirementMissing(
-            f"--measure requires two discrete GPUs; this host has {count}",
-            "sm120kit doctor without --measure only reads facts",
+            f"--measure requires two discrete GPUs; this host has {count}", "sm120kit doctor without --measure only reads facts"
         )
     findings = judge_copies(run_transfers("copies", count, python))
     for ranks in dict.fromkeys((2, count)):

@@ -1,7 +1,5 @@
 """Checks of a configuration's requirements: GPUs, memory, and the checks listed under its ``host``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ All files are read below a root directory. For the real root, ``/``, nvidia-smi 
 machine are read from what doctor printed there.
 """
 
-from __future__ import annotations
-
 import os
 from itertools import combinations
 from pathlib import Path
@@ -15,40 +13,11 @@ from pydantic import TypeAdapter
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
 from sm120kit.hosts.facts import _nvidia, _pci, _system
-from sm120kit.hosts.facts._fact_records import (
-    Bridge,
-    ContainerFacts,
-    Cpu,
-    Driver,
-    ErrorCounters,
-    Gpu,
-    GpuPair,
-    Host,
-    LaunchedContainer,
-    Link,
-    PeerCache,
-)
-from sm120kit.hosts.facts._reader import COMMANDS, HostReader
+from sm120kit.hosts.facts._fact_records import Gpu, GpuPair, Host
+from sm120kit.hosts.facts._reader import HostReader
 from sm120kit.hosts.facts._system import DETACHED, LAUNCHER_LABEL, launcher_label
 
-__all__ = [
-    "COMMANDS",
-    "DETACHED",
-    "LAUNCHER_LABEL",
-    "Bridge",
-    "ContainerFacts",
-    "Cpu",
-    "Driver",
-    "ErrorCounters",
-    "Gpu",
-    "GpuPair",
-    "Host",
-    "LaunchedContainer",
-    "Link",
-    "PeerCache",
-    "launcher_label",
-    "probe",
-]
+__all__ = ["DETACHED", "LAUNCHER_LABEL", "Gpu", "GpuPair", "Host", "launcher_label", "probe"]
 
 
 def probe(root: Path = Path("/")) -> Host:

@@ -1,7 +1,5 @@
 """Records of host facts. None means "could not be read"; ``Host.unread`` has the reason."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sm120kit.hosts.facts._reader import COMMANDS

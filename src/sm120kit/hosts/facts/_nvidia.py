@@ -1,7 +1,5 @@
 """Read facts from NVIDIA's driver: nvidia-smi's XML and matrices, and /proc/driver/nvidia."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from xml.etree import ElementTree

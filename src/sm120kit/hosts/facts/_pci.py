@@ -1,13 +1,13 @@
-"""Read facts of PCI devices from sysfs: links, BARs, error counters, ACS from configuration space, topology from the tree."""
+"""Read facts of PCI devices from sysfs: links, BARs, error counters, ACS from configuration space, topology from the tree.
 
-from __future__ import annotations
+Capabilities: PCI Express Base Specification, chapter 7; offsets from Linux's include/uapi/linux/pci_regs.h.
+"""
 
 import re
 import struct
 from itertools import takewhile
 from typing import Any
 
-from sm120kit.hosts.facts._capabilities import capability, extended
 from sm120kit.hosts.facts._fact_records import PIX, PXB, Bridge, ErrorCounters, Link
 from sm120kit.hosts.facts._reader import HostReader
 
@@ -16,7 +16,7 @@ NVIDIA = "0x10de"
 DISPLAY = ("0x0300", "0x0302")
 """PCI class: VGA compatible and 3D controller."""
 
-# Capabilities and offsets in them: Linux's include/uapi/linux/pci_regs.h.
+_LIST, _EXTENDED = 0x34, 0x100
 _EXPRESS, _LINK_CONTROL = 0x10, 0x10
 _ACS, _ACS_CONTROL = 0x000D, 0x06
 CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -138,3 +138,28 @@ def topology(first: tuple[str, tuple[str, ...], int | None], second: tuple[str, 
     if node is None or other_node is None:
         return None
     return "NODE" if node == other_node else "SYS"
+
+
+def capability(config: bytes, identifier: int) -> int | None:
+    """Offset of a capability. Without root, sysfs shows 64 bytes: the head of the capability list, but no element."""
+    offset, visited = config[_LIST] if len(config) > 64 else 0, set[int]()
+    while offset >= 64 and offset not in visited and offset + 1 < len(config):
+        visited.add(offset)
+        if config[offset] == identifier:
+            return offset
+        offset = config[offset + 1] & 0xFC
+    return None
+
+
+def extended(config: bytes, identifier: int) -> int | None:
+    """Offset of an extended capability; 0 if the device has none, None if extended configuration space is not readable."""
+    if len(config) <= _EXTENDED + 4:
+        return None
+    offset, visited = _EXTENDED, set[int]()
+    while offset >= _EXTENDED and offset not in visited and offset + 8 <= len(config):
+        visited.add(offset)
+        (header,) = struct.unpack_from("<I", config, offset)
+        if header & 0xFFFF == identifier:
+            return offset
+        offset = header >> 20
+    return 0

@@ -4,8 +4,6 @@ Below ``/`` the programs run. Below any other root, their output is read from ``
 never raises: it is None, and ``unread`` has the reason.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Leave out what may identify a person or a machine, or be a secret: the facts of a host are for strangers."""
 
-from __future__ import annotations
-
 import re
 
 READ_VARIABLES = frozenset(

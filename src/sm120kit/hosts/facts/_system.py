@@ -1,7 +1,5 @@
 """Read facts of the system: kernel, CPUs, memory, containers, environment, disks and caches."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -58,12 +56,7 @@ def cpu(reader: HostReader) -> Cpu:
         match = re.search(rf"^{name}\s*: (.*)$", text, re.MULTILINE)
         return match[1].strip() if match else None
 
-    return Cpu(
-        value("model name"),
-        len(packages) or None,
-        _count(nodes),
-        tuple(sorted(governors)) or None,
-    )
+    return Cpu(value("model name"), len(packages) or None, _count(nodes), tuple(sorted(governors)) or None)
 
 
 def _count(ranges: str | None) -> int | None:

@@ -1,7 +1,5 @@
 """What a log shows: findings, the lines that matter, versions, and which remedies they leave."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 import tomllib

@@ -1,7 +1,5 @@
 """What kinds of lines a log has, after ``line_kinds.toml``: errors, versions, frames of tracebacks, answers of a server."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Mapping

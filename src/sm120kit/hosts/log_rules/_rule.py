@@ -3,8 +3,6 @@
 The order of files, and of rules in them, has no meaning. All strings of all rules are found in one pass, whatever their number.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Match a log of any size against the rules, in one pass and in bounded memory."""
 
-from __future__ import annotations
-
 import codecs
 import io
 from collections import defaultdict, deque

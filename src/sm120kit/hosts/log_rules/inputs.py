@@ -1,7 +1,5 @@
 """Logs to explain: files and standard input."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import shlex

@@ -1,11 +1,19 @@
 """Rates of a configuration: those to expect before it is measured, and how far a measured rate is from the expected one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from sm120kit.bench.roofline import GpuKind, RooflineModel, Work, ceiling, gpu_kind, model_of, roofline, tokens_per_step
-from sm120kit.bench.roofline.expected import MEAN_ERROR, expected_step
+from sm120kit.bench.roofline import (
+    MEAN_ERROR,
+    GpuKind,
+    RooflineModel,
+    Work,
+    ceiling,
+    expected_step,
+    gpu_kind,
+    model_of,
+    roofline,
+    tokens_per_step,
+)
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving.flight_plan import PlannedRates
 
