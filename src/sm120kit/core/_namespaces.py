@@ -221,11 +221,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 
 
 def _call(activity: str, function: Any, *arguments: Any) -> None:
-    """Call a function of libc or the kernel that returns 0.
-
-    Raises:
-        OSError: it returns another value.
-    """
+    """Call a function of libc or the kernel that returns 0."""
     if function(*arguments) != 0:
         number = ctypes.get_errno()
         reason = (

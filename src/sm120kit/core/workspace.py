@@ -220,9 +220,6 @@ def _require_own(root: Path) -> None:
     """Require that the state directory and its entries belong to this user or root, and that others cannot write them.
 
     Modes of entries do not matter if others cannot enter the directory. For links, their targets are checked.
-
-    Raises:
-        NotTrusted: with the first path that violates this.
     """
     accessible = root.stat().st_mode & 0o011
     for path in (root, *sorted(root.iterdir())):

@@ -186,11 +186,7 @@ _ABSENT = ("", "None")
 
 
 def _object(text: str, known: Mapping[str, Schema], convert: Callable[[str], object]) -> object:
-    """A JSON object with keys that are ``known`` and values of their schemas.
-
-    Raises:
-        argparse.ArgumentTypeError: it is another text.
-    """
+    """A JSON object with keys that are ``known`` and values of their schemas."""
     try:
         table = convert(text)
     except ValueError as error:

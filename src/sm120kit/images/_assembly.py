@@ -337,11 +337,7 @@ def _except(contents: WheelContents, paths: frozenset[str]) -> WheelContents:
 
 
 def _left_out(inputs: _Inputs) -> dict[LockedWheel, frozenset[str]]:
-    """The files that the recipe leaves out, as paths in the image.
-
-    Raises:
-        BadInput: a pattern matches no file.
-    """
+    """The files that the recipe leaves out, as paths in the image."""
     site = f"{VENV}/lib/python{inputs.python.short_version}/site-packages/"
     by_name = {wheel.name: wheel for wheel in inputs.contents}
     absent = {}

@@ -153,11 +153,7 @@ class _Member(io.RawIOBase):
         self.path, self.recorded = record[0], record[1]
 
     def chunks(self) -> Iterator[bytes]:
-        """The contents.
-
-        Raises:
-            BadInput: they do not have the hash of RECORD.
-        """
+        """The contents."""
         algorithm, _, expected = self.recorded.partition("=")
         digest = hashlib.new(algorithm) if expected and self.compared else None
         with self._archive.open(self.info) as file:

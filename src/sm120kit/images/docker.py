@@ -83,12 +83,7 @@ def _run(activity: str, *arguments: str, stdin: Iterable[bytes] | None = None) -
 
 
 def _require_success(activity: str, done: Completed) -> None:
-    """Translate what docker prints when it fails.
-
-    Raises:
-        ResourceUnavailable: the file system of its images is full.
-        DaemonUnreachable: it does not respond, or refuses the request.
-    """
+    """Translate what docker prints when it fails."""
     if done.returncode == 0:
         return
     message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -76,11 +76,7 @@ def _instructions(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _quoted(value: str) -> str:
-    """A value in double quotes that the builder does not expand.
-
-    Raises:
-        BadInput: it has a line break or another control character.
-    """
+    """A value in double quotes that the builder does not expand."""
     if any(ord(character) < 32 for character in value):
         raise BadInput(f"a Dockerfile cannot have the setting {value[:80]!r}", _HINT)
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'

@@ -185,11 +185,7 @@ class LocalImages:
 
 
 def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str | Path]]:
-    """The first runtime that works here, and its command for a program in a container.
-
-    Raises:
-        RequirementMissing: none works; the message has the reason for each.
-    """
+    """The first runtime that works here, and its command for a program in a container."""
     refused = _failure(_command(container, []))
     if not refused:
         runtime = f"unshare, {container.emulator.emulator.name}" if container.emulator else "unshare"

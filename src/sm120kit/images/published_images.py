@@ -146,11 +146,7 @@ def require_passed(image: VerifiedImage) -> None:
 
 
 def _require_listed(image: VerifiedImage) -> None:
-    """Require that an image in an index passed, and that its name follows from kind, version and context in its labels.
-
-    Raises:
-        NotVerified: it did not, or it has another name, such as that of a foreign image.
-    """
+    """Require that an image in an index passed, and that its name follows from kind, version and context in its labels."""
     require_passed(image)
     name = image.image.canonical_name
     if not name or image.reference != name:

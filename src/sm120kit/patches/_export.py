@@ -222,11 +222,7 @@ def write_back(
 
 
 def _require_built_in_kept(missing: Sequence[Patch]) -> None:
-    """Require that no built-in patch would be removed from below a user's series.
-
-    Raises:
-        BadInput: one would.
-    """
+    """Require that no built-in patch would be removed from below a user's series."""
     if missing:
         raise BadInput(
             f"built-in patches are not among the commits: {', '.join(patch.name for patch in missing)}",
@@ -235,11 +231,7 @@ def _require_built_in_kept(missing: Sequence[Patch]) -> None:
 
 
 def _require_no_dependants(removed: Sequence[Patch], kept: Collection[Patch]) -> None:
-    """Require that no patch names one that is removed as required, unless another variant of that is left for it.
-
-    Raises:
-        PatchConflict: patches do.
-    """
+    """Require that no patch names one that is removed as required, unless another variant of that is left for it."""
     lost = [(patch, gone) for gone in removed for patch in kept if needs(patch, gone)]
     lines = [f"  {patch.name} requires {gone.name}" for patch, gone in lost if not any(needs(patch, other) for other in kept)]
     if lines:
@@ -284,9 +276,6 @@ def _variant(commit: Exported, project: TreeProject, existing: Mapping[str, Patc
     """A commit ported from another version as the variant for this version: an existing one, or a new ``<family>--<version>``.
 
     If its ``Applies-To`` is still that of the other version, it gets that of the existing variant, or this version alone.
-
-    Raises:
-        AlreadyExists: its ``Applies-To`` includes versions of another variant.
     """
     patch = commit.patch
     family = [other for other in existing.values() if other.family == patch.family]

@@ -104,11 +104,7 @@ def complete_steps(tried: Iterable[Step]) -> Iterator[Step]:
 
 
 def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[PatchState, str]:
-    """Apply a patch to an index if it applies; its state, and the detail of it.
-
-    Raises:
-        BadInput: git rejects it.
-    """
+    """Apply a patch to an index if it applies; its state, and the detail of it."""
     if not patch.is_for(project.version):
         return PatchState.NOT_FOR_THIS_VERSION, _not_for(patch)
     placed = [_place(index, patch, file, project) for file in patch.files]

@@ -193,11 +193,7 @@ def _applied_by_git(index: GitIndex, foreign: ForeignPatch, place: Place) -> str
 
 
 def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Place) -> str:
-    """The tree with a diff whose hunks fit exactly one place each, though not at their lines or with all of their context.
-
-    Raises:
-        PatchConflict: a hunk fits no place or several, a file changes in another way, or the tree contains the diff.
-    """
+    """The tree with a diff whose hunks fit exactly one place each, though not at their lines or with all of their context."""
     from unidiff.errors import UnidiffParseError  # imported here: most commands parse no patch
     from unidiff.patch import PatchSet
 
@@ -257,11 +253,7 @@ def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
 
 
 def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[list[str], set[str]]:
-    """The paths of a diff, and those of them that it creates, without ``strip`` leading directories.
-
-    Raises:
-        BadInput: git does not accept it, or a path is not allowed in a patch.
-    """
+    """The paths of a diff, and those of them that it creates, without ``strip`` leading directories."""
     if _WITHOUT_CONTEXT.search(foreign.diff) and not _BLOBS.search(foreign.diff):
         raise BadInput(f"{foreign.file}: a hunk adds lines without context", "make it with context: git diff -U3, or diff -u")
     arguments = ("apply", f"-p{strip}")

@@ -166,11 +166,7 @@ def _picks(repository: Repository, move: SeriesMove, base: str, series: list[Pat
 
 
 def _rebased(repository: Repository, directory: Path, picks: Mapping[str, str]) -> tuple[str, ...]:
-    """Check out :data:`BASE` as branch ``series`` and pick commits onto it; the files with conflicts if git stops.
-
-    Raises:
-        CommandFailed: git fails for another reason.
-    """
+    """Check out :data:`BASE` as branch ``series`` and pick commits onto it; the files with conflicts if git stops."""
     work_tree = f"--work-tree={directory}"
     repository.set_ref(SERIES, BASE)
     repository.git("symbolic-ref", "HEAD", SERIES)

@@ -200,11 +200,7 @@ def slug_problem(slug: str) -> str:
 
 
 def _text(series: Path) -> str:
-    """The text of a series file; empty if there is none.
-
-    Raises:
-        BadInput: it is not UTF-8.
-    """
+    """The text of a series file; empty if there is none."""
     try:
         return series.read_text(encoding="utf-8") if series.is_file() else ""
     except UnicodeDecodeError as error:

@@ -156,9 +156,6 @@ class _Unpacked:
         """The next member, or None at the end; its content can be read until the next call.
 
         An archive ends with its file or a block of zeros; tarfile also ends it silently at an invalid header.
-
-        Raises:
-            tarfile.ReadError: the header is invalid.
         """
         self._left = MAX_HEADER_BYTES
         archive.members.clear()  # type: ignore[attr-defined]  # saves memory
@@ -169,11 +166,7 @@ class _Unpacked:
         return member
 
     def read(self, size: int) -> bytes:
-        """Read bytes, as :mod:`tarfile` requires of a file object.
-
-        Raises:
-            NotTrusted: a header is too large.
-        """
+        """Read bytes, as :mod:`tarfile` requires of a file object."""
         self._left -= size
         if self._left < 0:
             limit = f"{MAX_HEADER_BYTES // 2**10} KiB"
@@ -202,11 +195,7 @@ class _Checks:
         return NotTrusted(f"{self.archive}: member {member!r} {problem}", "nothing was stored; pin another release")
 
     def accept(self, member: tarfile.TarInfo) -> str | None:
-        """The path of a file or link in the tree; None for a directory.
-
-        Raises:
-            NotTrusted: the member cannot be in a tree.
-        """
+        """The path of a file or link in the tree; None for a directory."""
         name = member.name
         self.members += 1
         if self.members > MAX_MEMBERS:
@@ -258,11 +247,7 @@ class _Checks:
             directory = directory.rpartition("/")[0]
 
     def finish(self) -> None:
-        """Check symbolic links and the archive as a whole, after the last member.
-
-        Raises:
-            NotTrusted: a link points out of the tree, or there are no files.
-        """
+        """Check symbolic links and the archive as a whole, after the last member."""
         if not self.files:
             raise NotTrusted(f"{self.archive} has no files", "pin another release")
         for path, target in self.links.items():

@@ -38,11 +38,7 @@ def fetch_commit(pin: GitPin, repository: Repository, mirror: str | None) -> str
 
 
 def _require_complete(repository: Repository, url: str, commit: str) -> None:
-    """Require that a commit has no submodules, whose files would be missing.
-
-    Raises:
-        FetchFailed: it has one.
-    """
+    """Require that a commit has no submodules, whose files would be missing."""
     entries = repository.git("ls-tree", "-r", "-z", commit).stdout.split("\0")
     if links := [entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")]:
         raise FetchFailed(
@@ -52,11 +48,7 @@ def _require_complete(repository: Repository, url: str, commit: str) -> None:
 
 
 def _fetch(repository: Repository, url: str, commit: str) -> None:
-    """Fetch one commit: alone where the server allows it, else with all branches and tags.
-
-    Raises:
-        FetchFailed: the repository cannot be read, sends too much, or does not have the commit.
-    """
+    """Fetch one commit: alone where the server allows it, else with all branches and tags."""
     ref = f"refs/upstream/{commit}"
     options = ("--no-recurse-submodules", "--no-auto-maintenance")
     single = repository.fetch(url, f"+{commit}:{ref}", options=(*options, "--depth=1"), check=False, network=True)
@@ -90,12 +82,7 @@ def _require_below_limit(fetched: Completed, url: str) -> None:
 
 
 def _fetch_url(pin: GitPin, mirror: str | None) -> str:
-    """The URL to fetch from: that of the pin, or its clone in the mirror.
-
-    Raises:
-        NotTrusted: the URL is of a form that is not allowed.
-        FetchFailed: the mirror is a directory without a clone.
-    """
+    """The URL to fetch from: that of the pin, or its clone in the mirror."""
     url, project, subject = pin.url, pin.project, f"the git URL of {pin.project} {pin.version}"
     if not mirror:
         _git_urls.require_allowed(url, (*_git_urls.REMOTE, "file"), subject)

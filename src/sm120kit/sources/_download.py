@@ -140,12 +140,7 @@ def _partial_file(downloads: Path, key: str) -> Iterator[Path]:
 
 
 def _download(location: Location, locations: Locations, part: Path, label: str, advance: Advance | None) -> tuple[str, int]:
-    """Write the content of a location to ``part``, and return its sha256 and size in bytes.
-
-    Raises:
-        _NotDelivered: the location has no such file, or the transfer ended early.
-        FetchFailed: the file is larger than the limit.
-    """
+    """Write the content of a location to ``part``, and return its sha256 and size in bytes."""
     digest, size = hashlib.sha256(), 0
     reporting.detail(f"{label} from {location.shown}")
     with (

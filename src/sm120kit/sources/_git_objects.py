@@ -108,11 +108,7 @@ def _require(repository: Repository, revision: str, kind: str) -> bytes:
 
 
 def _actor(text: str) -> git.Actor:
-    """Parse ``Name <address>``.
-
-    Raises:
-        ValueError: it has another form, or git removes characters of it.
-    """
+    """Parse ``Name <address>``."""
     name, _, address = text.rpartition(" <")
     if not name or not address.endswith(">"):
         raise ValueError(f"author is not of the form 'Name <address>': {text!r}")

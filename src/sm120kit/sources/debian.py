@@ -194,11 +194,7 @@ def _exists(client: PyPIClient, url: str) -> bool:
 
 
 def _host_releases() -> list[tuple[str, str]]:
-    """URI and release of the package sources of this machine that are Debian's own.
-
-    Raises:
-        RequirementMissing: there is none.
-    """
+    """URI and release of the package sources of this machine that are Debian's own."""
     system = _os_release()
     if system.get("ID") != "debian" or not find_program("apt-get"):
         name = system.get("PRETTY_NAME", "this system")
@@ -227,12 +223,7 @@ def _os_release() -> dict[str, str]:
 
 
 def _keyring(origin: Origin) -> Path:
-    """The keys whose signatures are accepted.
-
-    Raises:
-        NotFound: the given file does not exist.
-        NotTrusted: none is given, and this machine has none.
-    """
+    """The keys whose signatures are accepted."""
     if origin.debian.keyring is not None:
         if why := file_problem(origin.debian.keyring):
             raise NotFound(f"no keyring {origin.debian.keyring}: it {why}", "name a file of OpenPGP keys")

@@ -269,11 +269,7 @@ class GitIndex:
 
 
 def _revision(revision: str) -> str:
-    """A commit, tree or ref as an argument of git.
-
-    Raises:
-        NotTrusted: git would parse it as an option.
-    """
+    """A commit, tree or ref as an argument of git."""
     if revision.startswith("-"):
         raise NotTrusted(f"{revision!r} is not a git revision", "git would parse it as an option")
     return revision
@@ -322,11 +318,7 @@ def _git(
 
 
 def _run_limited(argv: Sequence[str | Path], variables: Environment, check: bool) -> Completed:
-    """Run a git that uses the network, for at most :data:`MAX_FETCH_SECONDS`.
-
-    Raises:
-        FetchFailed: it took longer.
-    """
+    """Run a git that uses the network, for at most :data:`MAX_FETCH_SECONDS`."""
     try:
         with deadline(MAX_FETCH_SECONDS) as stop:
             return run_until(argv, stop, env=variables, check=check, tied=True)

@@ -91,11 +91,7 @@ def _size(text: str) -> int | None:
 
 
 def _limit(response: Response) -> None:
-    """Limit the size of a response and the targets of redirects.
-
-    Raises:
-        Exceeded, RefusedRedirect: it is over the limit, or redirects to a target that is not allowed.
-    """
+    """Limit the size of a response and the targets of redirects."""
     response.headers.pop("Content-Encoding", None)
     is_file = response.request.extensions.get("sm120kit") == "file" and not response.has_redirect_location
     limit = MAX_FILE_BYTES if is_file else MAX_PAGE_BYTES

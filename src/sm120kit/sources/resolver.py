@@ -178,11 +178,7 @@ def compatible_rank(tags: Iterable[Tag], python: str, platform: str) -> int | No
 
 
 def _best_wheel(package: Mapping[str, Any], ranks: Mapping[Tag, int], platform: str) -> LockedWheel:
-    """The wheel of a package that an installer would choose.
-
-    Raises:
-        ResolutionFailed: no wheel of it fits the platform.
-    """
+    """The wheel of a package that an installer would choose."""
     offered = []
     for wheel in package.get("wheels", ()):
         file = wheel.get("name") or unquote(urlsplit(wheel.get("url") or wheel["path"]).path).rpartition("/")[2]

@@ -82,11 +82,7 @@ class _RemoteFile(io.RawIOBase):
         _, self._size = self._request(0, 0)
 
     def _request(self, first: int, last: int) -> tuple[bytes, int]:
-        """Bytes ``first`` to ``last``, and the size of the file.
-
-        Raises:
-            FetchFailed: the server does not deliver them.
-        """
+        """Bytes ``first`` to ``last``, and the size of the file."""
         import httpx2
 
         from sm120kit.sources import index_client as client

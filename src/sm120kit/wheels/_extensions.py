@@ -121,11 +121,7 @@ def compile_extensions(build: ExtensionBuild, site: BuildSite, settings: Compile
 
 
 def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None:
-    """Run CMake on the engine's project.
-
-    Raises:
-        CheckFailed: CMake fetched something.
-    """
+    """Run CMake on the engine's project."""
     _require_path_for_cmake(site.work)
     work, toolchain = site.work, plan.toolchain
     home = work / toolchain.cuda_home
@@ -176,11 +172,7 @@ def _configure(plan: BuildPlan, table: FromSourceTable, site: BuildSite) -> None
 
 
 def _require_path_for_cmake(work: Path) -> None:
-    """Require a directory in which CMake and nvcc can work.
-
-    Raises:
-        RequirementMissing: its path has a character that splits their arguments.
-    """
+    """Require a directory in which CMake and nvcc can work."""
     separator = re.search(r"[\s,;'\"$]", str(work))
     if separator:
         raise RequirementMissing(
@@ -242,11 +234,7 @@ def _commands(module: Module, work: Path) -> dict[str, list[str]]:
 
 
 def _require_units(plan: BuildPlan, site: BuildSite) -> None:
-    """Require that CMake compiles exactly the units of a plan.
-
-    Raises:
-        CheckFailed: it compiles others; the message lists each difference.
-    """
+    """Require that CMake compiles exactly the units of a plan."""
     problems = []
     for module in plan.modules:
         expected, compiled = {unit.output for unit in module.units}, {*_commands(module, site.work)}

@@ -144,11 +144,7 @@ def publish(
 
 
 def _artifacts(plan: BuildPlan, directory: Path) -> Artifacts:
-    """The record of a build in a directory with its files.
-
-    Raises:
-        Mismatch: the wheel is missing, or the record is of another plan or another wheel.
-    """
+    """The record of a build in a directory with its files."""
     artifacts = read_record(Artifacts, directory / "artifacts.json")
     wheel = directory / artifacts.wheel.path
     if artifacts.plan != plan.digest or wheel.parent != directory:

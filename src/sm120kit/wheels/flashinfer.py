@@ -155,9 +155,6 @@ def _compile(target: FlashInferTarget, prepared: _PreparedBuild, watch: Callable
     """Compile the units of a plan, once SM12x can launch every tile that they consist of.
 
     Returns the tvm-ffi that the modules are loaded with.
-
-    Raises:
-        CheckFailed: it cannot.
     """
     (tools, ffi), plan = _ready(target, prepared), prepared.plan
     if prepared.has_unknown_tiles:

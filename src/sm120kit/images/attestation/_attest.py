@@ -93,11 +93,7 @@ def verify(entry: PublishedImage, directory: Path, trusted: Path) -> None:
 
 
 def _signed(payload: bytes, name: str) -> dict[str, str]:
-    """What a statement about ``name`` claims: digest of the image, sha256 of SBOM and record, time of publishing.
-
-    Raises:
-        NotAttested: it is not a statement of sm120kit.
-    """
+    """What a statement about ``name`` claims: digest of the image, sha256 of SBOM and record, time of publishing."""
     try:
         content = parse_json(payload)
         if (content["_type"], content["predicateType"]) != (STATEMENT, PREDICATE):

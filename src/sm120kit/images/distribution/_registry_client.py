@@ -234,13 +234,7 @@ class RegistryClient:
         return digest
 
     def _document(self, reference: str) -> _Document:
-        """A manifest or index, verified by its digest if that is the reference.
-
-        Raises:
-            NotFound: the registry does not have it.
-            NotTrusted: it delivers another.
-            RegistryFailed: it delivers no JSON object.
-        """
+        """A manifest or index, verified by its digest if that is the reference."""
         reply = self._manifest_reply("GET", reference)
         if reply is None:
             raise NotFound(f"{self.repository} has no image {reference}", "is it the right registry, and was it published?")
@@ -287,11 +281,7 @@ class _Document:
 
 
 def _uncompressed(blob: Descriptor, received: Iterator[bytes]) -> Iterator[bytes]:
-    """The uncompressed content of a layer, whose compressed content is verified.
-
-    Raises:
-        NotTrusted: it is larger than :func:`max_unpacked_bytes` allows.
-    """
+    """The uncompressed content of a layer, whose compressed content is verified."""
     left = limit = max_unpacked_bytes(blob.size)
     for piece in _compression.decompressed(blob, received):
         left -= len(piece)
