@@ -31,7 +31,7 @@ from sm120kit import patches
 from sm120kit.core.errors import AlreadyExists, BadInput, NotFound, PatchConflict
 from sm120kit.patches import ImportTarget, evidence
 from sm120kit.patches.patch_records import PatchedTree, PatchState
-from sm120kit.patches.wanted import wanted
+from sm120kit.patches.series import wanted
 from sm120kit.sources.git import Repository
 
 CHANGED = changed(KERNEL, 20, "twenty\n")

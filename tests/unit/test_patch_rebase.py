@@ -27,7 +27,7 @@ from patch_series import (
 
 from sm120kit import patches
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
-from sm120kit.patches import _ranges
+from sm120kit.patches import _moved
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.patches.rebase import SeriesMove, begin
 from sm120kit.sources.source_records import VendoredProject
@@ -331,7 +331,7 @@ def test_directory_runs_no_program(patch_dir: PatchDirectory, tmp_path: Path, ho
     ],
 )
 def test_split_of_a_range(versions: str, keep: str, at: str, pinned: tuple[str, ...], expected: tuple[str, str]) -> None:
-    assert _ranges.split(versions, keep, at, pinned) == expected
+    assert _moved.split(versions, keep, at, pinned) == expected
 
 
 @pytest.mark.parametrize(
@@ -345,5 +345,5 @@ def test_split_of_a_range(versions: str, keep: str, at: str, pinned: tuple[str, 
     ],
 )
 def test_wider_range(versions: str, version: str, expected: str) -> None:
-    assert _ranges.widen(versions, version) == expected
-    assert _ranges.contains(expected, version)
+    assert _moved.widen(versions, version) == expected
+    assert _moved.contains(expected, version)

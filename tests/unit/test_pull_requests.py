@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core.errors import BadInput, FetchFailed, OfflineMiss
-from sm120kit.patches import _pulls
+from sm120kit.patches import local
 from sm120kit.patches.local import read_local
 from sm120kit.sources.origin import DEFAULT, Origin
 
@@ -153,7 +153,7 @@ def test_refused_fetch_names_the_file_to_save(
 ) -> None:
     forge.answers = answers
     for name, value in limits.items():
-        monkeypatch.setattr(_pulls, name, value)
+        monkeypatch.setattr(local, name, value)
     with pytest.raises(FetchFailed, match=said) as error:
         read_local([Path(NAME)], DEFAULT)
     assert f"{forge.url}{PAGE}" in error.value.message and "vllm-project-vllm-123.patch" in error.value.hint

@@ -26,7 +26,7 @@ from sm120kit.patches import rebase as rebasing
 from sm120kit.patches.checkout import OVERRIDES, PATCHES
 from sm120kit.patches.local import read_source
 from sm120kit.patches.patch_records import PatchState
-from sm120kit.patches.wanted import wanted
+from sm120kit.patches.series import wanted
 from sm120kit.recipes.default_recipes import unproven
 from sm120kit.recipes.target import pinned_versions, resolve, resolve_source, resolve_sources, source_with
 from sm120kit.sources.run_options import Options

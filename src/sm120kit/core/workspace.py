@@ -149,7 +149,7 @@ class Workspace:
         return self.root / "build" / engine / digest
 
     def key(self) -> bytes:
-        """The secret of this state directory, for :mod:`sm120kit.core.seal`; made when it is first used."""
+        """The secret of this state directory, for seals of records; made when it is first used."""
         path = self.root / "key"
         with disk_errors(path):
             if not path.is_file():

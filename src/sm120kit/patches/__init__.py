@@ -1,9 +1,8 @@
 """Patch series: read and check them, apply them to a checkout, write the result to a directory, export commits as patches."""
 
-from sm120kit.patches._apply import apply, compose
+from sm120kit.patches._apply import apply, compose, index_file, materialise
 from sm120kit.patches._edits import EditedSource, edit, export_edits
 from sm120kit.patches._files import dependents, drop, find
-from sm120kit.patches._materialise import index_file, materialise
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.drift import Step, status
 from sm120kit.patches.foreign import ImportTarget, import_patches, of_the_source

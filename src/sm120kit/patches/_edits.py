@@ -5,6 +5,8 @@ A file in its ``.git`` records what it was created from: recipe, pin, and the pa
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +21,6 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
 from sm120kit.core.outside import read_found
 from sm120kit.core.record_files import record_json
-from sm120kit.core.seal import is_sealed, seal
 from sm120kit.patches._apply import REFS
 from sm120kit.patches._export import export, write_back
 from sm120kit.patches._moved import Moved, write_moved
@@ -40,7 +41,15 @@ SERIES = "refs/heads/series"
 """In a repository that :func:`edit` made: the branch with a commit per patch."""
 
 _FILE = "sm120kit.json"
-"""The file below ``.git`` with an :class:`EditRecord` and, in the first line, its seal."""
+"""The file below ``.git`` with an :class:`EditRecord` and, in the first line, its seal.
+
+The directory may come from an archive or another person: what its record orders is followed only if the seal, an HMAC (RFC
+2104) with the key of the state directory, shows that it was written with that.
+"""
+
+
+def _seal(key: bytes, text: str) -> str:
+    return hmac.new(key, f"{_FILE}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class EditRecord:
     def write(self, git: Path, key: bytes) -> None:
         """Write the record to the directory ``.git`` of a repository, sealed with a key."""
         text = record_json(self)
-        write_atomic(git / _FILE, f"{seal(key, _FILE, text)}\n{text}".encode())
+        write_atomic(git / _FILE, f"{_seal(key, text)}\n{text}".encode())
 
     @classmethod
     def read(cls, git: Path, key: bytes) -> EditRecord | None:
@@ -86,7 +95,11 @@ class EditRecord:
         from pydantic import TypeAdapter  # imported here: it takes long, and few commands read a record
 
         found, _, text = read_found(file).decode(errors="replace").partition("\n")
-        return TypeAdapter(cls).validate_json(text) if is_sealed(key, _FILE, text, found) else None
+        return (
+            TypeAdapter(cls).validate_json(text)
+            if hmac.compare_digest(_seal(key, text).encode(), found.encode(errors="replace"))
+            else None
+        )
 
 
 def edit(tree: PatchedTree, directory: Path, recipe: str, key: bytes) -> None:

@@ -7,16 +7,70 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import Specifier, SpecifierSet
+from packaging.version import Version
 
 from sm120kit.core.atomic_writes import write_atomic, write_together
 from sm120kit.core.data_roots import REPOSITORY_FILE, built_in_below
-from sm120kit.patches import _ranges, evidence
+from sm120kit.patches import evidence
 from sm120kit.patches._export import Exported, has_effect, with_versions, write_back
 from sm120kit.patches.format import Patch, normal_form, overlap
 from sm120kit.patches.patch_records import TreeProject
 from sm120kit.patches.series import load, series_content, slug_lines
 from sm120kit.sources.git import Repository
+
+_BELOW, _ABOVE = ("<", "<="), (">", ">=")
+"""Operators that limit a range from above and from below."""
+
+
+def split(ranges: str, keep: str, at: str, pinned: Collection[str] = ()) -> tuple[str, str]:
+    """Split a range into a part that contains version ``keep`` but not ``at``, and one that contains ``at``.
+
+    The second part reaches from ``at`` away from ``keep`` to the end of the range. If that would take one of the ``pinned``
+    versions from the first part, the second part is ``at`` alone.
+    """
+    specifiers, upwards = _specifiers(ranges), Version(at) > Version(keep)
+    limits, open_limits = (_BELOW, _ABOVE) if upwards else (_ABOVE, _BELOW)
+    first = _text([s for s in specifiers if s.operator not in limits], f"{limits[0]}{at}")
+    second = _text([s for s in specifiers if s.operator not in open_limits and s.operator != "!="], f"{open_limits[1]}{at}")
+    taken = (version for version in pinned if version != at and contains(ranges, version) and not contains(first, version))
+    if next(taken, None) is not None or not contains(first, keep) or contains(first, at) or not contains(second, at):
+        return _text(specifiers, f"!={at}"), f"=={at}"
+    return first, second
+
+
+def widen(ranges: str, version: str) -> str:
+    """The range with its limit moved so that it includes ``version`` and what lies between."""
+    specifiers = _specifiers(ranges)
+    kept = [s for s in specifiers if s.contains(version, prereleases=True)]
+    limits = []
+    for specifier in specifiers:
+        bound = specifier.version.removesuffix(".*")
+        if specifier in kept or specifier.operator == "!=":
+            continue
+        upwards = Version(version) > Version(bound)
+        limits.append(f"{'<=' if upwards else '>='}{version}")
+        if specifier.operator in ("==", "~="):
+            limits.append(f"{'>=' if upwards else '<='}{bound}")
+    return _text(kept, *dict.fromkeys(limits))
+
+
+def contains(ranges: str, version: str) -> bool:
+    """Whether a range contains a version, pre-releases included."""
+    return SpecifierSet(ranges).contains(version, prereleases=True)
+
+
+def _specifiers(ranges: str) -> list[Specifier]:
+    """The specifiers of a range in their order."""
+    return [Specifier(text) for text in ranges.split(",") if text.strip()]
+
+
+def _text(specifiers: Iterable[Specifier], *added: str) -> str:
+    """Specifiers as they are written: lower limits first, then upper ones, then the rest."""
+    listed: Sequence[Specifier] = [*specifiers, *map(Specifier, added)]
+    order = [_ABOVE, _BELOW]
+    ranked = sorted(listed, key=lambda s: next((i for i, operators in enumerate(order) if s.operator in operators), 2))
+    return ",".join(str(specifier) for specifier in ranked)
 
 
 @dataclass(frozen=True)
@@ -87,7 +141,7 @@ def _variant(patch: Patch, before: Patch, moved: Moved) -> Patch:
     """A merged patch as the variant for the new version."""
     version, versions = moved.new[patch.project].version, ""
     if before.is_for(version):
-        versions = _ranges.split(_range(before), moved.old[patch.project], version, moved.pinned.get(patch.project, ()))[1]
+        versions = split(_range(before), moved.old[patch.project], version, moved.pinned.get(patch.project, ()))[1]
     slug = f"{patch.family}--{re.sub('[^a-z0-9.]+', '-', version)}"
     proof = f"{evidence.PROOFS}/{patch.project}"
     body = patch.body.replace(f"{proof}/{patch.slug}.json", f"{proof}/{slug}.json")
@@ -99,7 +153,7 @@ def _end_ranges(moved: Moved, patches: Iterable[Patch], root: Path) -> None:
     for patch in patches:
         version, old = moved.new[patch.project].version, moved.old.get(patch.project, "")
         if old and patch.is_for(version) and patch.is_for(old):
-            first = _ranges.split(_range(patch), old, version, moved.pinned.get(patch.project, ()))[0]
+            first = split(_range(patch), old, version, moved.pinned.get(patch.project, ()))[0]
             directory = root / patch.project
             listed = [slug for _, slug in slug_lines(directory / "series")]
             if patch.slug not in listed:  # a built-in patch below a user's series
@@ -113,11 +167,11 @@ def _widened(patch: Patch, version: str, pinned: Collection[str], patches: Colle
 
     Those are versions that recipes pin and versions of other variants.
     """
-    wider = _ranges.widen(_range(patch), version)
-    added = [other for other in pinned if other != version and _ranges.contains(wider, other) and not patch.is_for(other)]
+    wider = widen(_range(patch), version)
+    added = [other for other in pinned if other != version and contains(wider, other) and not patch.is_for(other)]
     family = [p for p in patches if (p.project, p.family) == (patch.project, patch.family) and p.slug != patch.slug]
     taken = any(overlap(other.versions, SpecifierSet(wider)) for other in family)
-    return "" if added or taken or not _ranges.contains(wider, version) else wider
+    return "" if added or taken or not contains(wider, version) else wider
 
 
 def _range(patch: Patch) -> str:

@@ -18,9 +18,8 @@ from packaging.version import Version
 
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
-from sm120kit.patches import probes
 from sm120kit.patches.diff import FileChange, Hunk, Problem, scan
-from sm120kit.patches.patch_records import Probe
+from sm120kit.patches.patch_records import BadProbe, Probe, parse_probe
 
 FIRST_LINE = f"From {'0' * 40} Mon Sep 17 00:00:00 2001"
 """git's first line of a patch, with zeros for the commit id, which would differ after each export."""
@@ -102,7 +101,7 @@ class Patch:
     @property
     def probes(self) -> tuple[Probe, ...]:
         """The probes in its ``Probe`` trailers."""
-        return tuple(probes.parse(value) for key, value in self.trailers if key == "Probe")
+        return tuple(parse_probe(value) for key, value in self.trailers if key == "Probe")
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -344,8 +343,8 @@ def _check_trailers(project: str, trailers: list[tuple[str, str, int]], last: in
 
 def _check_probe(value: str, line: int, report: _Report) -> None:
     try:
-        probes.parse(value)
-    except probes.BadProbe as problem:
+        parse_probe(value)
+    except BadProbe as problem:
         report(line, f"Probe is {value!r}: {problem}")
 
 

@@ -5,23 +5,100 @@ trees on every machine.
 """
 
 import hashlib
+import ipaddress
+import os
+import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from sm120kit.core.errors import BadInput
+from sm120kit.core import reporting
+from sm120kit.core.errors import BadInput, FetchFailed, OfflineMiss
 from sm120kit.core.outside import read_found
+from sm120kit.core.urls import redacted
 from sm120kit.patches._apply import REFS
 from sm120kit.patches._export import slug_of
-from sm120kit.patches._pulls import fetch_pull_request, find_pull_request
 from sm120kit.patches.foreign import EXISTS, ImportTarget, Place, applied_tree, guessed_place, of_the_source
 from sm120kit.patches.mails import ForeignPatch, read_diffs, split_diffs
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
 from sm120kit.sources.origin import Origin
 
+VARIABLE, FORGE = "SM120KIT_FORGE", "https://github.com"
+"""The environment variable with the URL of another forge, and the default."""
+
+MAX_BYTES = 16 * 2**20
+MAX_SECONDS = 60.0
+MAX_REDIRECTS = 5
+
 MAX_FILES = 200
 """Limit for the patch files of one build."""
+
+_FORM = re.compile(r"([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)#([1-9][0-9]{0,8})")
+
+
+def pull_request(text: str, origin: Origin) -> tuple[bytes, Path] | None:
+    """Fetch the mails of ``owner/project#123``, and the name of a file for them; None for anything else.
+
+    GitHub, and forges with its addresses, serve them. They have at most ``MAX_BYTES``, and take at most ``MAX_SECONDS``.
+
+    Raises:
+        BadInput: :data:`VARIABLE` is not the URL of a forge.
+        OfflineMiss: ``origin`` is offline or has a mirror instead of the network.
+        FetchFailed: the forge does not deliver it.
+    """
+    if not (match := _FORM.fullmatch(text)):
+        return None
+    owner, project, number = match.groups()
+    forge, file = os.environ.get(VARIABLE) or FORGE, Path(f"{owner}-{project}-{number}.patch")
+    parts = urlsplit(forge)
+    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(parts.hostname or "")):
+        raise BadInput(f"{VARIABLE} is {redacted(forge)!r}, not the URL of a forge", "write https://HOST")
+    url = f"{forge.rstrip('/')}/{owner}/{project}/pull/{number}.patch"
+    hint = f"save {redacted(url)} as {file} (curl -Lo {file} URL), then name that file instead of {text}"
+    if origin.offline or origin.mirror:
+        raise OfflineMiss(f"{text} is fetched from {redacted(url)}, which --offline or --mirror excludes", hint)
+    import httpx2
+
+    from sm120kit.sources import index_client
+
+    try:
+        with reporting.step(f"fetching {text}"):
+            return _received(url, origin), file
+    except (httpx2.HTTPError, httpx2.InvalidURL, index_client.Exceeded, index_client.RefusedRedirect, _Refused) as error:
+        reason = redacted(str(error) or type(error).__name__)
+        raise FetchFailed(f"{text} could not be fetched from {redacted(url)}: {reason}", hint) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Refused(Exception):
+    """The forge does not deliver a pull request, or too much or too slowly."""
+
+
+def _received(url: str, origin: Origin) -> bytes:
+    from sm120kit.sources import index_client
+
+    ends, received = time.monotonic() + MAX_SECONDS, bytearray()
+    with index_client.connect(origin.settings()) as client:
+        client.max_redirects = MAX_REDIRECTS
+        with index_client.stream(client, url) as response:
+            if response.status_code != 200:
+                raise _Refused(f"HTTP status {response.status_code} {response.reason_phrase}")
+            for chunk in response.iter_raw():
+                received += chunk
+                if len(received) > MAX_BYTES:
+                    raise _Refused(f"it sends more than {MAX_BYTES / 2**20:g} MiB")
+                if time.monotonic() > ends:
+                    raise _Refused(f"it takes more than {MAX_SECONDS:g} s")
+    return bytes(received)
 
 
 def read_source(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
@@ -29,10 +106,10 @@ def read_source(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
 
     Raises:
         BadInput: see :func:`sm120kit.patches.mails.read_diffs`.
-        FetchFailed, OfflineMiss: see :func:`sm120kit.patches._pulls.fetch_pull_request`.
+        FetchFailed, OfflineMiss: see :func:`pull_request`.
     """
-    pull = None if path.exists() else find_pull_request(str(path))
-    return split_diffs(fetch_pull_request(pull, origin), pull.file) if pull else read_diffs(path)
+    pull = None if path.exists() else pull_request(str(path), origin)
+    return split_diffs(*pull) if pull else read_diffs(path)
 
 
 def read_local(paths: Sequence[Path], origin: Origin) -> tuple[ForeignPatch, ...]:

@@ -5,18 +5,39 @@ or in the place of the built-in patch of the same name.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
 from sm120kit.core.data_roots import built_in_below, origin_of
 from sm120kit.core.errors import BadInput, SystemRefused
+from sm120kit.core.outside import read_toml
 from sm120kit.patches import evidence
 from sm120kit.patches._message import to_fill_in
 from sm120kit.patches.diff import Problem
 from sm120kit.patches.format import Patch, overlap, parse
 from sm120kit.patches.patch_records import projects_in_tree
 from sm120kit.sources.source_records import Pin, VendoredProject
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A change of a project that no series has; ``reason`` has its origin and why it is missing."""
+
+    project: str
+    slug: str
+    reason: str
+
+
+def wanted(root: Path, projects: Collection[str]) -> tuple[Wanted, ...]:
+    """The wanted changes of ``projects``; none if there is no list below ``root``, the built-in ``patches/``."""
+    file = root / "wanted.toml"
+    listed = read_toml(file) if file.is_file() else {}
+    return tuple(
+        Wanted(project, slug, reason) for project in listed if project in projects for slug, reason in listed[project].items()
+    )
+
 
 MAX_SLUG = 100
 """Limit for the characters of a slug, so that names of patch and evidence files are short enough for any file system."""

@@ -128,7 +128,7 @@ def _print_change(change: SourceChange, json: bool) -> None:
 
 def _dtype(name: str | None) -> str | None:
     from sm120kit.core.errors import NotFound
-    from sm120kit.patches.probes import DTYPES
+    from sm120kit.patches.patch_records import DTYPES
 
     if name is not None and name not in DTYPES:
         raise NotFound(f"unknown dtype {name!r}", f"dtypes: {', '.join(DTYPES)}")
@@ -143,11 +143,11 @@ def _arch(name: str | None) -> Arch | None:
 
 def _probe(text: str) -> Probe:
     from sm120kit.core.errors import BadInput
-    from sm120kit.patches import probes
+    from sm120kit.patches.patch_records import BadProbe, parse_probe
 
     try:
-        return probes.parse(text)
-    except probes.BadProbe as problem:
+        return parse_probe(text)
+    except BadProbe as problem:
         raise BadInput(f"--probe {text!r}: {problem}", "patches/README.md describes probes") from problem
 
 
