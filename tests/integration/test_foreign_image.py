@@ -9,7 +9,6 @@ import pytest
 
 from sm120kit.core.errors import RequirementMissing
 from sm120kit.images import local_images
-from sm120kit.images._rootfs import UnpackedLayer
 from sm120kit.recipes.cross_tools import CrossTools
 
 
@@ -18,7 +17,7 @@ def test_refusal_names_kernel_and_emulator(tmp_path: Path) -> None:
     layers = []
     for name in ("root", "points"):
         (tmp_path / name / "tmp").mkdir(parents=True)
-        layers.append(UnpackedLayer(tmp_path / name))
+        layers.append(tmp_path / name)
     absent = CrossTools("aarch64", tmp_path / "absent")
     container = local_images._Container(tuple(layers), tmp_path / "work", {}, os.getuid(), os.getgid(), {}, "/", absent)
     with pytest.raises(RequirementMissing, match="it registers no emulator for programs of another machine") as caught:

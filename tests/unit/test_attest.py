@@ -18,8 +18,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, NotAttested
 from sm120kit.images import attestation
 from sm120kit.images.attestation import _signature
-from sm120kit.images.attestation._base_packages import BasePackage
-from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin, of_debian_package, of_wheel
+from sm120kit.images.attestation._origins import UNKNOWN, BasePackage, PackageOrigin, of_debian_package, of_wheel
 from sm120kit.images.image_records import BuiltWheel, Check, CheckResult, Image, ImageContext, PublishedImage, VerifiedImage
 from sm120kit.sources.source_records import LockedWheel
 

@@ -13,7 +13,7 @@ import pytest
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import file_sha256
 from sm120kit.images import _b12x as b12x
-from sm120kit.images.checks import _device_code
+from sm120kit.images.checks import _outside
 from sm120kit.images.image_records import CheckResult, Image
 from sm120kit.images.local_images import LocalImages
 from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
@@ -65,7 +65,7 @@ class OneImage:
         self.listed = directory / "kernels.json"
         self.listed.write_text(json.dumps(self.record))
         image = cast(Image, SimpleNamespace(id="sha256:0"))
-        check, facts = _device_code.b12x_code(image, cast(LocalImages, self))
+        check, facts = _outside.b12x_code(image, cast(LocalImages, self))
         assert check.verdict is CheckResult.FAILED and not facts
         return check.detail
 

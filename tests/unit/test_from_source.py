@@ -21,7 +21,7 @@ from sm120kit.core.records import Arch, Toolchain
 from sm120kit.patches.patch_records import PatchedTree
 from sm120kit.recipes.added_files import read_added_sources
 from sm120kit.sources.source_records import Checkout, LockedWheel, SdistPin
-from sm120kit.wheels import _build_environment, _extensions, _plan, _repack
+from sm120kit.wheels import _extensions, _plan, _repack
 from sm120kit.wheels.build_records import BuildPlan
 
 INFO = "vllm-9.0.dist-info"
@@ -233,15 +233,15 @@ def test_flags_contain_no_paths() -> None:
 
 def test_missing_python_of_the_locked_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert _build_environment.find_python(own)[1].startswith(f"{own}.")
+    assert _extensions.find_python(own)[1].startswith(f"{own}.")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RequirementMissing, match=r"no Python 3\.99: .* python3\.99 on PATH does not exist"):
-        _build_environment.find_python("3.99")
+        _extensions.find_python("3.99")
     shim = tmp_path / "python3.99"
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
     with pytest.raises(RequirementMissing, match=r"python3\.99 on PATH does not run"):
-        _build_environment.find_python("3.99")
+        _extensions.find_python("3.99")
 
 
 # Recipes

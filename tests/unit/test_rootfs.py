@@ -12,19 +12,18 @@ from small_engine import row_hash
 
 from sm120kit.core.errors import BadInput, NotTrusted
 from sm120kit.images import _rootfs
-from sm120kit.images._rootfs import UnpackedLayer
 
 
-def unpacked(directory: Path, *members: layers.Member) -> UnpackedLayer:
+def unpacked(directory: Path, *members: layers.Member) -> Path:
     tree = directory / "tree"
     tree.mkdir(parents=True)
     digests = _rootfs.unpack(io.BytesIO(layers.packed(*members)), tree, Path("blob"))
     (directory / "digests.json").write_text(json.dumps(digests))
-    return UnpackedLayer(tree)
+    return tree
 
 
 def test_modes_times_and_links_are_those_of_the_headers(tmp_path: Path) -> None:
-    layer = unpacked(
+    tree = unpacked(
         tmp_path,
         ("./", None, {"mode": 0o755}),
         ("./a", None, {"mode": 0o500, "mtime": 7}),
@@ -35,7 +34,6 @@ def test_modes_times_and_links_are_those_of_the_headers(tmp_path: Path) -> None:
         ("dev/null", b"", {"type": b"3", "uid": 5}),
         ("pipe", b"", {"type": b"6"}),
     )
-    tree = layer.tree
     assert (tree / "a/program").samefile(tree / "a/name") and (tree / "a/link").readlink() == Path("/etc/passwd")
     assert (tree / "a/program").stat().st_mode & 0o7777 == 0o711 and (tree / "a").stat().st_mtime == 7
     assert (tree / "b/c/made").stat().st_mode & 0o7777 == 0o600
@@ -66,7 +64,7 @@ def test_layer_cannot_write_outside(tmp_path: Path, members: list[layers.Member]
 
 
 def test_absolute_paths_are_below_the_root(tmp_path: Path) -> None:
-    assert (unpacked(tmp_path, ("/etc/added", b"x", {})).tree / "etc/added").read_bytes() == b"x"
+    assert (unpacked(tmp_path, ("/etc/added", b"x", {})) / "etc/added").read_bytes() == b"x"
 
 
 def test_damaged_layer(tmp_path: Path) -> None:
@@ -80,7 +78,7 @@ def test_damaged_layer(tmp_path: Path) -> None:
 
 def test_last_of_two_members_counts(tmp_path: Path) -> None:
     layer = unpacked(tmp_path, ("a", b"first", {"uid": 1}), ("b", b"", {"type": b"1", "linkname": "a"}), ("a", b"second", {}))
-    assert (layer.tree / "a").read_bytes() == b"second" and (layer.tree / "b").read_bytes() == b"first"
+    assert (layer / "a").read_bytes() == b"second" and (layer / "b").read_bytes() == b"first"
 
 
 def test_digests_are_those_of_the_visible_files(tmp_path: Path) -> None:
@@ -125,10 +123,10 @@ def test_combined_directory_has_each_layers_entries_once(tmp_path: Path) -> None
     into.mkdir()
     _rootfs.combine(sources, into)
     assert {str(path.relative_to(into)): path.read_text() for path in into.rglob("*") if path.is_file()} == expected
-    assert (into / "d").stat().st_mode & 0o777 == 0o700 and (into / "file/x").samefile(sources[1].tree / "file/x")
+    assert (into / "d").stat().st_mode & 0o777 == 0o700 and (into / "file/x").samefile(sources[1] / "file/x")
     assert [entry.path for entry in _rootfs.walk(sources)] == ["d", "d/0", "d/1", "d/both", "dir", "dir/y", "file", "file/x"]
     entry = _rootfs.find(sources, "/dir/y")
-    assert entry is not None and entry.source == sources[2].tree / "dir/y"
+    assert entry is not None and entry.source == sources[2] / "dir/y"
     assert _rootfs.find(sources, "dir/x") is None
 
 

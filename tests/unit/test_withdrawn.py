@@ -12,9 +12,8 @@ from loopback import http_served
 
 from sm120kit.core import reporting
 from sm120kit.sources.origin import Origin
-from sm120kit.sources.releases import Releases
+from sm120kit.sources.releases import Releases, Withdrawals
 from sm120kit.sources.source_records import GitPin, LockedWheel, SdistPin
-from sm120kit.sources.withdrawn import Withdrawals
 
 SHA = "a" * 64
 JSON = "application/vnd.pypi.simple.v1+json"

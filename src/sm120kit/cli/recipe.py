@@ -13,8 +13,7 @@ from sm120kit.core.data_roots import origin, user_repository
 from sm120kit.core.errors import Mismatch
 from sm120kit.recipes import bases, lockfile
 from sm120kit.recipes.target import resolve, resolve_each
-from sm120kit.sources.releases import Releases
-from sm120kit.sources.withdrawn import Withdrawals
+from sm120kit.sources.releases import Releases, Withdrawals
 
 
 def list_(json: Json = False) -> None:

@@ -35,15 +35,10 @@ _DIGESTS = "digests.json"
 _HINT = "sm120kit builds no such image: build or pull it again"
 
 
-@dataclass(frozen=True)
-class UnpackedLayer:
-    """A layer's files in ``tree``, which may be shared with other images and must not be changed."""
+def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Path, ...]:
+    """The files of the layers of an image, lowest first, each unpacked in ``<state>/oci-unpacked`` if it is not yet.
 
-    tree: Path
-
-
-def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[UnpackedLayer, ...]:
-    """The layers of an image, lowest first, each unpacked in ``<state>/oci-unpacked`` if it is not yet.
+    They may be shared with other images and must not be changed.
 
     Raises:
         Mismatch: a layer is missing or was changed.
@@ -77,10 +72,10 @@ def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Unpacke
 def tree_of(layer: Descriptor, layout: Layout, workspace: Workspace) -> Path:
     """The directory of the files of one layer, which is unpacked if it is not yet. See :func:`layers` for errors."""
     _unpack_layer(layout, layer.digest, workspace, threading.Event())
-    return _unpacked(_target(workspace.root / "oci-unpacked", layer.digest)).tree
+    return _unpacked(_target(workspace.root / "oci-unpacked", layer.digest))
 
 
-def unpacked(diff_ids: Iterable[str], workspace: Workspace) -> list[UnpackedLayer]:
+def unpacked(diff_ids: Iterable[str], workspace: Workspace) -> list[Path]:
     """Layers that are unpacked, see :func:`is_unpacked`, by their digests."""
     return [_unpacked(_target(workspace.root / "oci-unpacked", diff_id)) for diff_id in diff_ids]
 
@@ -94,9 +89,9 @@ def _target(parent: Path, diff_id: str) -> Path:
     return parent / diff_id.removeprefix("sha256:")
 
 
-def _unpacked(target: Path) -> UnpackedLayer:
+def _unpacked(target: Path) -> Path:
     mark_used(target)
-    return UnpackedLayer(target / "tree")
+    return target / "tree"
 
 
 def _unpack_layer(layout: Layout, diff_id: str, workspace: Workspace, stop: threading.Event) -> None:
@@ -217,24 +212,24 @@ class VisibleEntry:
     """A path of combined layers, the layer that it is from, and the layers that a directory's entries are from."""
 
     path: str
-    layer: UnpackedLayer
-    below: tuple[UnpackedLayer, ...]
+    layer: Path
+    below: tuple[Path, ...]
 
     @property
     def source(self) -> Path:
         """The unpacked file."""
-        return self.layer.tree / self.path
+        return self.layer / self.path
 
 
-def walk(sources: Sequence[UnpackedLayer], path: str = "") -> Iterator[VisibleEntry]:
+def walk(sources: Sequence[Path], path: str = "") -> Iterator[VisibleEntry]:
     """Everything below a directory of combined layers; directories before their entries, sorted by name."""
-    for name in sorted({place.name for layer in sources for place in (layer.tree / path).iterdir()}):
+    for name in sorted({place.name for layer in sources for place in (layer / path).iterdir()}):
         if entry := _entry(sources, f"{path}/{name}".lstrip("/")):
             yield entry
             yield from walk(entry.below, entry.path)
 
 
-def find(sources: Sequence[UnpackedLayer], path: str) -> VisibleEntry | None:
+def find(sources: Sequence[Path], path: str) -> VisibleEntry | None:
     """A path of combined layers; None if it does not exist. Links are not followed."""
     parts, entry = PurePosixPath(path.strip("/")).parts, None
     for count in range(1, len(parts) + 1):
@@ -244,18 +239,18 @@ def find(sources: Sequence[UnpackedLayer], path: str) -> VisibleEntry | None:
     return entry
 
 
-def _entry(sources: Sequence[UnpackedLayer], path: str) -> VisibleEntry | None:
+def _entry(sources: Sequence[Path], path: str) -> VisibleEntry | None:
     """A path in a directory that ``sources`` have, as the highest layer has it; directories are combined, lowest first."""
-    highest, below = None, list[UnpackedLayer]()
+    highest, below = None, list[Path]()
     for layer in sources:
-        place = layer.tree / path
+        place = layer / path
         if os.path.lexists(place):
             highest = layer
             below = [*below, layer] if place.is_dir() and not place.is_symlink() else []
     return VisibleEntry(path, highest, tuple(below)) if highest else None
 
 
-def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
+def digests(sources: Sequence[Path]) -> dict[str, str]:
     """The sha256 of the files of combined layers, in the form of RECORD, by absolute path, from when they were unpacked.
 
     None of a file that has another size or time since then, of a path that is a directory in one layer and not in another, nor
@@ -264,12 +259,12 @@ def digests(sources: Sequence[UnpackedLayer]) -> dict[str, str]:
     combined: dict[str, str] = {}
     for layer in sources:
         try:
-            recorded = parse_json((layer.tree.parent / _DIGESTS).read_bytes())
+            recorded = parse_json((layer.parent / _DIGESTS).read_bytes())
         except (OSError, ValueError):
             return {}
         if not isinstance(recorded, dict) or not all(map(_is_digest, recorded.values())):
             return {}
-        combined |= {path: _unchanged(layer.tree / path, digest) for path, digest in recorded.items()}
+        combined |= {path: _unchanged(layer / path, digest) for path, digest in recorded.items()}
 
     directories: set[str] = set()
     for path in combined:
@@ -297,7 +292,7 @@ def _unchanged(path: Path, digest: FileDigest | None) -> str:
     return digest[0] if digest and [status.st_size, int(status.st_mtime)] == [*digest[1:]] else ""
 
 
-def combine(sources: Sequence[UnpackedLayer], into: Path, path: str = "", *, link: bool = True) -> None:
+def combine(sources: Sequence[Path], into: Path, path: str = "", *, link: bool = True) -> None:
     """Write the files below a directory of combined layers into an existing directory.
 
     With ``link`` they are hard links where possible, which must not be changed, else copies.
@@ -324,7 +319,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def user_of(sources: Sequence[UnpackedLayer], user: str) -> Mapping[str, Any]:
+def user_of(sources: Sequence[Path], user: str) -> Mapping[str, Any]:
     """Ids and home directory of a ``User`` setting, ``uid`` or ``uid:gid``; by default root.
 
     Raises:

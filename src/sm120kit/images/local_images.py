@@ -26,7 +26,6 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs
-from sm120kit.images._rootfs import UnpackedLayer
 from sm120kit.images.image_records import ContainerResult, Image, start_settings
 from sm120kit.images.oci import Layout
 from sm120kit.recipes.cross_tools import CrossTools, cross_tools
@@ -43,7 +42,7 @@ _FOREIGN_REMEDY = "use Linux 6.7 or newer, or a machine of the image's architect
 class _Container:
     """A root file system and the settings of the programs in it. ``layers`` are lowest first, above them our mount points."""
 
-    layers: tuple[UnpackedLayer, ...]
+    layers: tuple[Path, ...]
     directory: Path
     writable: dict[str, Path]
     uid: int
@@ -147,7 +146,7 @@ class LocalImages:
     def _config(self, reference: str) -> dict[str, Any]:
         return self.layout.config(self.layout.require(reference).digest)
 
-    def _layers(self, image: str) -> tuple[UnpackedLayer, ...]:
+    def _layers(self, image: str) -> tuple[Path, ...]:
         return _rootfs.layers(self.layout, self.layout.require(image).digest, self._workspace)
 
     @contextmanager
@@ -173,10 +172,9 @@ class LocalImages:
                 writable[user["home"]] = directory / "home"
                 (directory / "home").mkdir()
                 _rootfs.combine(home.below, directory / "home", home.path, link=False)
-            points = UnpackedLayer(directory / "points")
             cwd = settings.get("WorkingDir") or "/"
             emulator = self._emulator(self.layout.image(self.layout.require(image).digest))
-            yield _Container((*layers, points), directory, writable, user["uid"], user["gid"], env, cwd, emulator)
+            yield _Container((*layers, directory / "points"), directory, writable, user["uid"], user["gid"], env, cwd, emulator)
 
     def _emulator(self, image: Image) -> CrossTools | None:
         """What runs the programs of an image for another machine, fetched if need be."""
@@ -214,9 +212,9 @@ def _copy(container: _Container) -> Path:
 
 
 def _command(container: _Container, argv: Sequence[str]) -> list[str | Path]:
-    directory = container.layers[0].tree.parents[1]
+    directory = container.layers[0].parents[1]
     request = {
-        "layers": [os.path.relpath(layer.tree, directory) for layer in reversed(container.layers)],
+        "layers": [os.path.relpath(layer, directory) for layer in reversed(container.layers)],
         "directory": str(directory),
         "root": str(container.directory / "root"),
         "writable": {path: str(source) for path, source in container.writable.items()},

@@ -12,7 +12,7 @@ from sm120kit.core.record_files import write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import attestation, checks
 from sm120kit.images import image_inputs as contexts
-from sm120kit.images.attestation import _base_packages, _origins
+from sm120kit.images.attestation import _origins
 from sm120kit.images.checks.quick import left_out
 from sm120kit.images.distribution import RegistryClient
 from sm120kit.images.image_index import FORMAT, PublishedIndex, any_machine, read_index, require_repository
@@ -67,8 +67,8 @@ def publish(
         recipe, build_id = labels.get("sm120kit.recipe", ""), labels.get("sm120kit.build-id", "")
         entry = PublishedImage(repository, tag, digest, recipe, build_id, verified, published=_now())
     if key or not entry.attested:
-        packages = _base_packages.installed(verified.image, store)
-        wheels = _origins.of_wheels(verified.image, context, _base_packages.reader(verified.image, store))
+        packages = _origins.installed(verified.image, store)
+        wheels = _origins.of_wheels(verified.image, context, _origins.reader(verified.image, store))
         entry = replace(entry, attested=attestation.write(entry, context, index.parent, key, packages, wheels))
     if listed != [entry]:
         unchanged = [other for other in published.images if other not in listed]

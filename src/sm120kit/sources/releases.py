@@ -1,14 +1,74 @@
 """The releases of a distribution that the package index offers."""
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from packaging.version import InvalidVersion, Version
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import FetchFailed, OfflineMiss
 from sm120kit.sources import index
+from sm120kit.sources.index import ListedFile
 from sm120kit.sources.origin import Origin
+from sm120kit.sources.releases import Releases
+from sm120kit.sources.source_records import LockedWheel, Pin, SdistPin, WheelPin
+
+
+@dataclass
+class Withdrawals:
+    """Compares locked wheels and sdists with what is listed; the list of a distribution is read once.
+
+    A distribution that is not listed at all is unknown, not withdrawn: it may be at an index that is not configured. When a
+    source cannot be read, that is reported, and nothing more is compared.
+    """
+
+    releases: Releases
+    _listed: dict[tuple[str, bool], list[ListedFile]] = field(default_factory=dict)
+    _unreadable: bool = False
+
+    def of(self, files: Iterable[LockedWheel | Pin]) -> Iterator[str]:
+        """A line for each file that was withdrawn. A git commit is at no index."""
+        pinned = {file.wheel if isinstance(file, WheelPin) else file for file in files}
+        known = [file for file in pinned if isinstance(file, LockedWheel | SdistPin)]
+        for file in sorted(known, key=_name):
+            if reason := _reason(file, self._files(file.distribution, isinstance(file, SdistPin))):
+                yield f"{_name(file)}: {reason}"
+
+    def _files(self, distribution: str, sdist: bool) -> list[ListedFile]:
+        key = distribution, sdist
+        if key not in self._listed:
+            self._listed[key] = [] if self._unreadable else self._read(distribution, sdist)
+        return self._listed[key]
+
+    def _read(self, distribution: str, sdist: bool) -> list[ListedFile]:
+        try:
+            return self.releases.every(distribution, sdist=sdist)
+        except FetchFailed as error:
+            reporting.warn(f"locked files are not compared with the package index: {error.message}")
+            self._unreadable = True
+            return []
+
+
+def _name(file: LockedWheel | SdistPin) -> str:
+    return file.filename if isinstance(file, LockedWheel) else f"sdist of {file.distribution} {file.version}"
+
+
+def _is_of(listed: ListedFile, file: LockedWheel | SdistPin) -> bool:
+    return listed.filename == file.filename if isinstance(file, LockedWheel) else listed.version == file.version
+
+
+def _reason(file: LockedWheel | SdistPin, listed: list[ListedFile]) -> str:
+    """Why a locked file is withdrawn; empty if it is not. Several sources may list files of one name."""
+    same = [each for each in listed if _is_of(each, file)]
+    if not same:
+        return "no longer listed" if listed else ""
+    hashes = {each.location.sha256 for each in same}
+    if not hashes & {file.sha256, ""}:
+        return f"listed with another sha256 than the locked {file.sha256}: {', '.join(sorted(hashes))}"
+    own = [each for each in same if each.location.sha256 in (file.sha256, "")]
+    return "yanked" if all(each.yanked for each in own) else ""
+
 
 _HINT = "check the network, pip's settings, --index-url or --mirror"
 

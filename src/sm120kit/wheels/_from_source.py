@@ -23,7 +23,6 @@ from sm120kit.recipes.target import EngineTarget
 from sm120kit.sources.git import Repository
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import GitPin, LockedWheel
-from sm120kit.wheels import _build_environment as environments
 from sm120kit.wheels import _extensions
 from sm120kit.wheels import _plan as plans
 from sm120kit.wheels._extensions import BuildSite, ExtensionBuild
@@ -80,12 +79,12 @@ def plan_extensions(target: EngineTarget) -> ExtensionBuild:
     }
     locked = locked_wheels(target)
     wheels = _environment_wheels(recipe, locked)
-    python, python_version = environments.find_python(recipe.environment.python)
+    python, python_version = _extensions.find_python(recipe.environment.python)
     _extensions.cmake_program()
     versions = {name: importlib.metadata.version(name) for name in ("cmake", "ninja")} | {"python": python_version}
     host, host_version = toolchain.host_compiler()
     nvcc_version = locked[NVCC].version
-    tools = Toolchain(environments.cuda_home_of(nvcc_version), nvcc_version, host, host_version)
+    tools = Toolchain(_extensions.cuda_home_of(nvcc_version), nvcc_version, host, host_version)
     costs = Costs(target.options.workspace.cache / "costs.json")
     environment = plans.BuildEnvironment(tools, versions, costs.of)
     plan = plans.plan_extensions(recipe, tree, carried, locked[recipe.engine], wheels, environment)
@@ -127,7 +126,7 @@ def build_extensions(
     def make(directory: Path) -> Artifacts:
         required = _required(build, options)  # before gigabytes of wheels
         *wheels, official = sources.wheelhouse((*build.wheels, build.official), workspace, options.origin)
-        site = BuildSite(workspace.work(name), build.python, environments.network_isolation())
+        site = BuildSite(workspace.work(name), build.python, _extensions.network_isolation())
         files = write_patched_members(recipe.engine, build.tree, official, site.work / "overlay")
         sources.unpack_wheels(wheels, site.environment, recipe.environment.python)
         for project, tree in {_extensions.SOURCE: source, **required}.items():

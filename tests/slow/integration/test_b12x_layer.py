@@ -16,7 +16,7 @@ from small_assembly import SmallImage
 from sm120kit.core.errors import CommandFailed
 from sm120kit.images import _b12x as b12x
 from sm120kit.images import image_inputs
-from sm120kit.images.checks import _device_code
+from sm120kit.images.checks import _outside
 from sm120kit.images.image_records import CheckResult, Image
 from sm120kit.images.local_images import LocalImages
 
@@ -104,7 +104,7 @@ def test_code_that_is_not_for_sm120_fails_the_checks(small: KernelImage, tmp_pat
     cubin = Path(__file__).parents[2] / "unit" / "data" / "cubin" / "sm_120a.cubin"  # without FP4 instructions
     image = small.with_kernels([8], PROGRAM.replace('b"code"', repr(cubin.read_bytes())))
     (tmp_path / "files").mkdir()
-    check, facts = _device_code.b12x_code(image, LocalImages(small.workspace))
+    check, facts = _outside.b12x_code(image, LocalImages(small.workspace))
     assert check.verdict is CheckResult.FAILED and "or without FP4 instructions" in check.detail and not facts
 
 
@@ -116,11 +116,11 @@ def test_kernel_whose_launch_is_not_recorded_is_refused(small: KernelImage) -> N
 def test_entry_that_is_no_code_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
     image = small.with_kernels([8])
     (tmp_path / "files").mkdir()
-    check, _ = _device_code.b12x_code(image, LocalImages(small.workspace))
+    check, _ = _outside.b12x_code(image, LocalImages(small.workspace))
     assert check.verdict is CheckResult.FAILED and "not an ELF, fatbin or cubin" in check.detail
 
 
 def test_image_without_the_kernels_fails_the_checks(small: KernelImage, tmp_path: Path) -> None:
     image, _ = small.assemble(base=python_base(small.layout))
-    check, _ = _device_code.b12x_code(image, LocalImages(small.workspace))
+    check, _ = _outside.b12x_code(image, LocalImages(small.workspace))
     assert check.verdict is CheckResult.FAILED and "kernels.json" in check.detail

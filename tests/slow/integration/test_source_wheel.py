@@ -28,9 +28,9 @@ from small_engine import ENGINE, KERNELS, make_sdist, make_wheel, row_hash
 
 from sm120kit.core import toolchain
 from sm120kit.kernels import cubin
-from sm120kit.wheels import _build_environment as environment
-from sm120kit.wheels._build_environment import Interpreter
+from sm120kit.wheels import _extensions as environment
 from sm120kit.wheels._cuda_home import link_toolchain
+from sm120kit.wheels._extensions import Interpreter
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the stand-in engine is for x86_64")
 ROOT = Path(__file__).parents[3]

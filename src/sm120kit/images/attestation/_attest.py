@@ -16,8 +16,7 @@ from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotAttested, RequirementMissing
 from sm120kit.core.outside import parse_json, read_input
 from sm120kit.images.attestation import _signature
-from sm120kit.images.attestation._base_packages import BasePackage
-from sm120kit.images.attestation._origins import PackageOrigin
+from sm120kit.images.attestation._origins import BasePackage, PackageOrigin
 from sm120kit.images.image_records import Attestation, ImageContext, PublishedImage
 from sm120kit.wheels.build_records import Artifact
 

@@ -25,8 +25,7 @@ from sm120kit import __version__
 from sm120kit.core.data_roots import data_root, top_root
 from sm120kit.core.digests import digest_of
 from sm120kit.core.record_files import record_json
-from sm120kit.images.attestation._base_packages import BasePackage
-from sm120kit.images.attestation._origins import UNKNOWN, PackageOrigin
+from sm120kit.images.attestation._origins import UNKNOWN, BasePackage, PackageOrigin
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.sources.source_records import LockedWheel
 

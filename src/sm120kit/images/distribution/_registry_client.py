@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from sm120kit.core import reporting
 from sm120kit.core.archives import max_unpacked_bytes
 from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import BadInput, NotFound, NotTrusted, RegistryFailed
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.temporary import owned_directory
 from sm120kit.images.distribution import _compression
 from sm120kit.images.distribution._credentials import DOCKER_HUB
-from sm120kit.images.distribution._registry_session import Reply, Request, Session
-from sm120kit.images.distribution._transfer import Blobs
+from sm120kit.images.distribution._registry_session import Reply, Request, Session, TransferFailed
 from sm120kit.images.image_records import image_content
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
 
@@ -36,7 +37,12 @@ TRANSFERS = 4
 MAX_LAYERS = 500
 """Limit for the layers of an image; Docker's is 127."""
 
+_READ_BYTES = 2**20
+_SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _HINT = "the registry's copy was damaged or changed; nothing of it is kept"
+
+Advance = Callable[[int], None]
+"""Is called with numbers of bytes that were transferred; negative ones have to be transferred again."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class RegistryClient:
             described = Descriptor.from_json(manifest.document["config"])
             if described.size > MAX_DOCUMENT_BYTES or len(layers) > MAX_LAYERS:
                 raise BadInput(f"it has a config of {described.size} bytes and {len(layers)} layers")
-            image = RemoteImage(manifest.digest, layers, self._blobs().download(described, b"".join))
+            image = RemoteImage(manifest.digest, layers, self._download(described, b"".join))
             if len(image.diff_ids) != len(layers) or not isinstance(image.labels, dict):
                 raise BadInput(f"its config lists {len(image.diff_ids)} layers, its manifest {len(layers)}")
             for diff_id in image.diff_ids:
@@ -153,7 +159,7 @@ class RegistryClient:
             jobs = [partial(self._push_layer, layout, layer, size, advance) for layer, size in sizes.items()]
             pushed = dict(zip(sizes, self._parallel(jobs), strict=True))
         config = Descriptor.from_json(layout.manifest(manifest)["config"])
-        _send(self._blobs(), config, layout.path(config.digest))
+        self._send(config, layout.path(config.digest))
         return self._put_manifest(tag, manifest_of(config, [pushed[layer.digest] for layer in layout.layers(manifest)]))
 
     def push_index(self, images: Mapping[str, str], version: str) -> str:
@@ -191,26 +197,22 @@ class RegistryClient:
         missing = [diff_id for diff_id in blobs_of if not _has(layout, diff_id)]
         sizes = {blobs_of[diff_id].digest: blobs_of[diff_id].size for diff_id in missing}
         with reporting.task(f"pulling {self.repository}", sum(sizes.values()), transfer=True) as advance:
-            blobs = self._blobs(advance)
             # The largest first, so that no thread is left with it at the end.
             missing.sort(key=lambda diff_id: -blobs_of[diff_id].size)
-            jobs = [partial(self._fetch, blobs, blobs_of[diff_id], diff_id, layout) for diff_id in missing]
+            jobs = [partial(self._fetch, blobs_of[diff_id], diff_id, layout, advance) for diff_id in missing]
             self._parallel(jobs)
         config = layout.add_blob(image.config, CONFIG)
         layers = [Descriptor(LAYER, diff_id, layout.path(diff_id).stat().st_size) for diff_id in image.diff_ids]
         return layout.add_manifest(manifest_of(config, layers))
 
-    def _blobs(self, advance: Callable[[int], None] = lambda count: None) -> Blobs:
-        return Blobs(self._session, self._name, advance, self._stop)
-
-    def _push_layer(self, layout: Layout, layer: str, size: int, advance: Callable[[int], None]) -> Descriptor:
+    def _push_layer(self, layout: Layout, layer: str, size: int, advance: Advance) -> Descriptor:
         """Push a layer, unless the repository has it. Returns its compressed form, which the version of zstd decides."""
         with owned_directory(layout.directory / "partial", "") as directory:
-            blob = _compression.compress(layout.path(layer), directory / "layer", self._blobs().require_running)
-            _send(self._blobs(lambda count: advance(count * size // blob.size)), blob, directory / "layer")
+            blob = _compression.compress(layout.path(layer), directory / "layer", self._require_running)
+            self._send(blob, directory / "layer", lambda count: advance(count * size // blob.size))
             return blob
 
-    def _fetch(self, blobs: Blobs, blob: Descriptor, diff_id: str, layout: Layout) -> None:
+    def _fetch(self, blob: Descriptor, diff_id: str, layout: Layout, advance: Advance) -> None:
         def store(received: Iterator[bytes]) -> None:
             with layout.writer() as writer:
                 for piece in _uncompressed(blob, received):
@@ -218,7 +220,99 @@ class RegistryClient:
                 _require_diff_id(writer.digest, diff_id, blob)
                 writer.commit(LAYER)
 
-        blobs.download(blob, store)
+        self._download(blob, store, advance)
+
+    def _send(self, blob: Descriptor, path: Path, advance: Advance = lambda count: None) -> None:
+        """Upload a blob from a file by one request, unless the repository has it; from the start after an interruption."""
+        looked_up = Request("HEAD", f"/v2/{self._name}/blobs/{blob.digest}", self._push_scope)
+        if self._session.request(looked_up, f"looking up layer {blob.digest}", (404,)).status != 404:
+            advance(blob.size)
+            return
+        activity = f"uploading {blob.digest} to {self.repository}"
+        if path.stat().st_size != blob.size:
+            raise Mismatch(f"{path} does not have {blob.size} bytes", "build the image again")
+        self._session.retried(lambda: self._upload(blob, path, activity, advance), activity)
+
+    @property
+    def _push_scope(self) -> str:
+        return f"repository:{self._name}:pull,push"
+
+    def _upload(self, blob: Descriptor, path: Path, activity: str, advance: Advance) -> None:
+        sent = 0
+
+        def content() -> Iterator[bytes]:  # from the start for every request
+            nonlocal sent
+            advance(-sent)
+            sent = 0
+            with path.open("rb") as file:
+                while piece := file.read(_READ_BYTES):
+                    self._require_running()
+                    yield piece
+                    sent += len(piece)
+                    advance(len(piece))
+
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
+        request = Request("PUT", _with_digest(self._upload_url(activity), blob.digest), self._push_scope, headers, content)
+        try:
+            with self._session.stream(request, activity, (400,)) as response:
+                status, stored = response.status_code, response.headers.get("docker-content-digest", blob.digest)
+        except TransferFailed:
+            advance(-sent)
+            raise
+        if status == 400:
+            hint = "the same command uploads it again"
+            raise NotTrusted(f"{activity}: the registry received other bytes than were sent", hint)
+        if stored != blob.digest:
+            shown = stored if _SHA256.fullmatch(stored) else repr(stored[:100])
+            raise NotTrusted(f"{activity}: the registry stored {shown}", "contact the operator of the registry")
+
+    def _upload_url(self, activity: str) -> str:
+        """Start an upload and return its URL."""
+        request = Request("POST", f"/v2/{self._name}/blobs/uploads/", self._push_scope, {"Content-Length": "0"})
+        location = self._session.request(request, activity).headers.get("location", "")
+        if not location:
+            raise RegistryFailed(f"{activity}: the registry names no URL for the upload", "is it a registry?")
+        return location
+
+    def _download(self, blob: Descriptor, use: Callable[[Iterator[bytes]], T], advance: Advance = lambda count: None) -> T:
+        """The result of ``use``, which gets the content of a blob, from the start after an interruption.
+
+        The end of the content is reached only if size and digest are right.
+        """
+        activity = f"fetching {blob.digest} of {self.repository}"
+        return self._session.retried(lambda: use(self._content(blob, activity, advance)), activity)
+
+    def _content(self, blob: Descriptor, activity: str, advance: Advance) -> Iterator[bytes]:
+        request = Request("GET", f"/v2/{self._name}/blobs/{blob.digest}", f"repository:{self._name}:pull")
+        digest, received = hashlib.sha256(), 0
+        try:
+            with self._session.stream(request, activity, (404,)) as response:
+                if response.status_code == 404:
+                    hint = "was the image published, and is it the right registry?"
+                    raise NotFound(f"{activity}: the registry does not have it", hint)
+                stated = response.headers.get("Content-Length", str(blob.size))
+                if stated != str(blob.size):
+                    raise _other(activity, f"has {stated[:40]} bytes, {blob.size} are in the manifest")
+                for chunk in self._session.chunks(response):
+                    self._require_running()
+                    received += len(chunk)
+                    if received > blob.size:
+                        raise _other(activity, f"has more than {blob.size} bytes")
+                    digest.update(chunk)
+                    advance(len(chunk))
+                    yield chunk
+            if received < blob.size:
+                raise TransferFailed(f"{self._session.registry} sends {received} of {blob.size} bytes")
+        except TransferFailed:
+            advance(-received)
+            raise
+        if f"sha256:{digest.hexdigest()}" != blob.digest:
+            raise _other(activity, f"has the digest sha256:{digest.hexdigest()}")
+
+    def _require_running(self) -> None:
+        """End this thread's transfer once another has failed."""
+        if self._stop.is_set():
+            raise CancelledError
 
     def _put_manifest(self, tag: str, content: bytes, media_type: str = MANIFEST) -> str:
         """Write a tag, unless it is there, and return the digest of the manifest or index, which is read back."""
@@ -227,7 +321,7 @@ class RegistryClient:
             return digest
         activity = f"pushing {self.repository}:{tag}"
         headers = {"Content-Type": media_type, "Content-Length": str(len(content))}
-        url, scope = f"/v2/{self._name}/manifests/{tag}", f"repository:{self._name}:pull,push"
+        url, scope = f"/v2/{self._name}/manifests/{tag}", self._push_scope
         self._session.request(Request("PUT", url, scope, headers, lambda: [content]), activity)
         if (stored := self._document(tag).digest) != digest:
             raise NotTrusted(f"{activity}: the registry stored {stored}, not {digest}", "contact its operator")
@@ -292,11 +386,13 @@ def _uncompressed(blob: Descriptor, received: Iterator[bytes]) -> Iterator[bytes
         pass
 
 
-def _send(blobs: Blobs, blob: Descriptor, path: Path) -> None:
-    if blobs.exists(blob.digest):
-        blobs.advance(blob.size)
-    else:
-        blobs.upload(blob, path)
+def _other(activity: str, problem: str) -> NotTrusted:
+    return NotTrusted(f"{activity}: the registry's copy {problem}", _HINT)
+
+
+def _with_digest(url: str, digest: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, urlencode({"digest": digest})]))))
 
 
 def _split(repository: str) -> tuple[str, str]:
