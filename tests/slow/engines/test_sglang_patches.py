@@ -1,0 +1,89 @@
+"""SGLang as released and with ``patches/sglang``, on the CPU: what its own functions answer where a patch is about them.
+
+The environment has the locked wheels, without those with CUDA, and a torch for the CPU: 2 GB, some minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import parser_options
+import pytest
+
+from sm120kit.core.workspace import Workspace
+from sm120kit.recipes import target as targets
+from sm120kit.sources.run_options import Options
+
+INSIDE = Path(__file__).parents[2] / "support" / "sglang_patches_inside.py"
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answers of SGLang ``released`` and ``patched``."""
+    scratch = tmp_path_factory.mktemp("sglang")
+    options = Options(Workspace.open(None))
+    target = targets.resolve("sglang-0.5.23", options)
+    assert isinstance(target, targets.EngineTarget)
+    wheels = parser_options.unpack_engine(target, scratch / "patched")
+    parser_options.unpack_engine(target, scratch / "released", patched=False)
+    light = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if parser_options.is_light(wheel.name)]
+    python = parser_options.environment(scratch, light, options.workspace, options.origin)
+
+    def asked(state: str) -> Any:
+        variables = {"PYTHONPATH": str(scratch / state), "HOME": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
+        command = [python, "-W", "ignore", INSIDE]
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return {state: asked(state) for state in ("released", "patched")}
+
+
+SPLITS = ("characters", "whole_tags", "at_once")
+
+
+def _loaded(calls: list[list[str]]) -> list[tuple[str, Any]]:
+    """Names with the parsed arguments; those that are no JSON are None."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return None
+
+    return [(name, parsed(text)) for name, text in calls]
+
+
+def test_streamed_minimax_calls_are_those_of_the_whole_text(answers: dict[str, Any]) -> None:
+    for case, streamed in answers["patched"]["calls"].items():
+        whole = _loaded(streamed["whole"])
+        assert whole and None not in dict(whole).values()
+        for split in SPLITS:
+            assert _loaded(streamed[split]) == whole, (case, split)
+
+
+def test_the_released_detector_loses_and_mixes_calls(answers: dict[str, Any]) -> None:
+    """A test without a difference would show nothing of the patch."""
+    calls = answers["released"]["calls"]
+    assert [calls[case]["characters"] for case in calls] == [[]] * len(calls), "the start tag is split"
+    assert _loaded(calls["plain"]["whole_tags"]) == _loaded(calls["plain"]["whole"])
+    assert _loaded(calls["brace"]["whole_tags"])[0] == ("edit", None), "a brace in a value counts"
+    assert calls["none"]["whole_tags"] == [["now", ""]]
+    assert _loaded(calls["none, then some"]["at_once"])[0][1] != {}, "the first call has what is the second's"
+
+
+def test_the_rule_for_green_contexts_has_no_end(answers: dict[str, Any]) -> None:
+    released, patched = answers["released"]["parts"], answers["patched"]["parts"]
+    newer = {"10.0", "12.0", "12.1"}
+    assert {name for name, parts in released.items() if parts == "ValueError"} == newer
+    assert {name: patched[name] for name in newer} == {name: [8, 8] for name in newer}, "at least 8 SMs, in steps of 8"
+    assert {name: parts for name, parts in patched.items() if name not in newer} == {
+        name: parts for name, parts in released.items() if name not in newer
+    }
+    assert answers["released"]["groups"] == "ValueError"
+    groups = answers["patched"]["groups"]
+    assert groups and all(sum(group) == 188 and group[0] % 8 == 0 for group in groups)
