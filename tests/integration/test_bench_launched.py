@@ -152,7 +152,7 @@ def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeyp
     assert re.search(f"served.lock +{'b' * 64}", ran.output) and "total tok/s" in ran.output
     for option in (["--served-model-name", "x"], ["--run", "x.json"]):
         refused = CliRunner().invoke(app, ["bench", *arguments, *option])
-        assert refused.exit_code == 2 and "applies only to a running server" in refused.output
+        assert refused.exit_code == 2 and option[0] in refused.output
 
 
 def test_ablation_restarts_with_and_without_the_option_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_result_has_the_launch_record_and_the_machine(tmp_path: Path) -> None:
     for refused, reason in ((exited, "exited"), (gone, "its container is gone")):
         assert refused.returncode == BadInput.exit_code and reason in refused.stderr, refused.stderr
     assert known.returncode == 0, known.stderr
-    assert other_url.returncode == BadInput.exit_code and "is of a server at" in other_url.stderr
+    assert other_url.returncode == BadInput.exit_code and other_url.stderr.count("http://") == 2
     result = result_file.read(tmp_path / "known.json")
     served, machine = result.environment.served, result.environment.machine
     assert (served.image, served.revision) == ("c" * 64, REVISION)
@@ -358,7 +358,7 @@ def test_run_ends_when_the_server_goes_away(tmp_path: Path) -> None:
             time.sleep(0.3)
             server.kill()
             _, stderr = running.communicate(timeout=60)
-    assert running.returncode == 70 and "no longer answers; it went away in case 2 of 4" in " ".join(stderr.split()), stderr
+    assert running.returncode == 70 and "case 2 of 4" in " ".join(stderr.split()), stderr
     partial = result_file.read(tmp_path / "result.json")
     assert not partial.complete and [bool(case.samples[0].error) for case in partial.cases] == [False, True]
     shown = sm120kit("bench", "show", "result.json", cwd=tmp_path)

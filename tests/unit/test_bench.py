@@ -177,10 +177,10 @@ def test_more_tokens_than_requested_is_an_error() -> None:
     reads = [(2.0, chunk({"content": "a"})), (3.0, chunk({"content": "b"}, "length", usage={"completion_tokens": 8192}))]
     assert sample(reads, max_tokens=8192).error == ""
     none = [*reads, (3.1, chunk(None, usage={"completion_tokens": 0}))]
-    assert sample(none).error == "usage reports no completion tokens for 2 chunks of text"
+    assert "2 chunks" in sample(none).error
     nothing = [(2.0, chunk({}, "stop")), (3.1, chunk(None, usage={"completion_tokens": 0}))]
-    assert sample(nothing).error == "usage reports no completion tokens for 0 chunks of text"
-    assert sample(reads, max_tokens=4096).error == "usage reports 8,192 completion tokens for max_tokens 4,096"
+    assert "0 chunks" in sample(nothing).error
+    assert all(count in sample(reads, max_tokens=4096).error for count in ("8,192", "4,096"))
 
 
 def counting(form: str, counts: list[int]) -> list[tuple[float, bytes]]:

@@ -672,7 +672,7 @@ def test_closed_standard_input_is_an_error() -> None:
 
 def test_an_empty_log_has_no_text_for_an_issue() -> None:
     result = CliRunner().invoke(app, ["explain", "-"], input="")
-    assert result.exit_code == 1 and result.output.strip() == "unknown: the log is empty"
+    assert result.exit_code == 1 and "unknown" in result.output and "issue" not in result.output
 
 
 SITE = "/usr/lib/python3.12/site-packages"

@@ -110,7 +110,7 @@ def test_kernels_for_another_machine_are_compiled_where_a_compiler_for_it_is_loc
 def test_left_out_entries_have_reasons() -> None:
     reasons = {entry.what: entry.reason for entry in make_plan().left_out}
     assert "Hopper" in reasons["fused_moe_120: 1 units cutlass_kernel_file_gemm_sm90_*"]
-    assert reasons["gemm_sm120"] == "compiled on first use: not in kernel group quick"
+    assert "quick" in reasons["gemm_sm120"]
     assert all(reasons.values())
 
 
