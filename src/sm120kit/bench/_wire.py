@@ -21,7 +21,7 @@ import httptools
 import httpx2
 
 import sm120kit
-from sm120kit.core.tls import certificates
+from sm120kit.core.server_requests import certificates
 from sm120kit.core.urls import Endpoint
 
 CONNECT_SECONDS = 30.0

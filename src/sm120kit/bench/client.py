@@ -15,9 +15,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.bench.sample import Exchange, Reads, Sample, parse_sample
+from sm120kit.core import server_requests
 from sm120kit.core.errors import ServerFailed
 from sm120kit.core.outside import parse_json
-from sm120kit.core.tls import certificates
 from sm120kit.core.urls import Endpoint, redacted
 from sm120kit.engines import all_engines
 
@@ -91,19 +91,11 @@ def get(server: Endpoint, path: str) -> httpx2.Response:
     """
     import httpx2
 
-    headers = {**server.headers, "Accept-Encoding": "identity"}
-    with httpx2.stream(
-        "GET", server.request_url(path), headers=headers, timeout=10, trust_env=False, verify=certificates()
-    ) as response:
-        if not response.is_success:  # not raise_for_status: its message contains the URL with credentials
-            status = f"HTTP {response.status_code} {response.reason_phrase}"
-            raise httpx2.HTTPStatusError(status, request=response.request, response=response)
-        content = bytearray()
-        for chunk in response.iter_raw():
-            content += chunk
-            if len(content) > MAX_RESPONSE_BYTES:
-                raise httpx2.HTTPError(f"the response has more than {MAX_RESPONSE_BYTES / 2**20:g} MiB")
-        return httpx2.Response(response.status_code, content=bytes(content), request=response.request)
+    response = server_requests.request(server, "GET", path, seconds=10, limit=MAX_RESPONSE_BYTES)
+    if not response.is_success:  # not raise_for_status: its message contains the URL with credentials
+        status = f"HTTP {response.status_code} {response.reason_phrase}"
+        raise httpx2.HTTPStatusError(status, request=response.request, response=response)
+    return response
 
 
 def models(server: Endpoint) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sm120kit import engines
 from sm120kit.core.errors import BadInput, RequirementMissing, ServerFailed
 from sm120kit.core.outside import parse_json, read_found
-from sm120kit.core.tls import certificates
+from sm120kit.core.server_requests import request
 from sm120kit.core.urls import Endpoint
 from sm120kit.engines import Engine
 from sm120kit.kld._tokens import TokenizedText, existing, libraries, require_same_vocabulary, vocabulary
@@ -161,7 +160,7 @@ class ServedModel:
             ServerFailed: the server does not respond.
         """
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        status, content = self._post("/tokenize", body)
+        status, content = self._request("POST", "/tokenize", body)
         try:
             tokens = parse_json(content)["tokens"] if status == 200 else None
         except (ValueError, KeyError, TypeError):
@@ -180,7 +179,7 @@ class ServedModel:
             path, body = engine.prompt_request(self._model, tokens, self._top)
         except ValueError as error:
             raise RequirementMissing(f"{self.name} is {engine.title}, which {error}", "use --top 20 or more") from error
-        status, content = self._post(path, body)
+        status, content = self._request("POST", path, body)
         if status != 200:
             message = self._server.without_secrets(content.decode("utf-8", "replace"))[:500]
             raise RequirementMissing(
@@ -216,38 +215,17 @@ class ServedModel:
             return None
         return longest if isinstance(longest, int) else None
 
-    def _post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        return self._request("POST", path, json.dumps(body).encode())
-
-    def _request(self, method: str, path: str, content: bytes | None = None) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
         """Status and content of the response."""
         import httpx2
 
-        url, headers = self._server.request_url(path), {**self._server.headers, "Content-Type": "application/json"}
-        received = bytearray()
         try:
-            with httpx2.stream(
-                method,
-                url,
-                headers=headers,
-                content=content,
-                timeout=self._timeout_seconds,
-                trust_env=False,
-                verify=certificates(),
-            ) as response:
-                for part in response.iter_bytes():
-                    received += part
-                    if len(received) > MAX_RESPONSE_BYTES:
-                        raise RequirementMissing(
-                            f"{self.name}: the response to {path} has more than {MAX_RESPONSE_BYTES // 2**20} MiB",
-                            "use a smaller --window, or a smaller --top",
-                        )
-                return response.status_code, bytes(received)
+            response = request(self._server, method, path, body, seconds=self._timeout_seconds, limit=MAX_RESPONSE_BYTES)
         except httpx2.HTTPError as error:
             reason = self._server.without_secrets(str(error)) or type(error).__name__
-            raise ServerFailed(
-                f"{self._server.url}{path} does not respond: {reason}", "check that the server is running"
-            ) from error
+            hint = "check that the server is running; of a long response, use a smaller --window or --top"
+            raise ServerFailed(f"{self._server.url}{path} does not respond: {reason}", hint) from error
+        return response.status_code, response.content
 
 
 def _logprob(value: float | None) -> float:

@@ -6,12 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from sm120kit.core import server_requests
 from sm120kit.core.errors import NoAnswer
+from sm120kit.core.outside import parse_json
 from sm120kit.core.urls import Endpoint
 
 TOKENS = 16
 TIMEOUT_SECONDS = 600.0
 """For each wait for bytes of the server. The first request compiles kernels that the image does not have."""
+LIMIT_BYTES = 64 << 20
 PROMPT = "Hello"
 
 
@@ -34,12 +37,11 @@ def request(endpoint: Endpoint) -> Answer:
 
     started = time.monotonic()
     try:
-        with httpx2.Client(headers=dict(endpoint.headers), timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-            model = str(_json(client.get(endpoint.request_url("/v1/models")), endpoint)["data"][0]["id"])
-            response = client.post(endpoint.request_url("/v1/chat/completions"), json=body(model) | {"max_tokens": TOKENS})
-            message = _json(response, endpoint)["choices"][0]["message"]
-            # A reasoning parser puts the first tokens into another field.
-            text = next((str(message[key]) for key in ("content", "reasoning_content", "reasoning") if message.get(key)), "")
+        model = str(_json(endpoint, "GET", "/v1/models")["data"][0]["id"])
+        answer = _json(endpoint, "POST", "/v1/chat/completions", body(model) | {"max_tokens": TOKENS})
+        message = answer["choices"][0]["message"]
+        # A reasoning parser puts the first tokens into another field.
+        text = next((str(message[key]) for key in ("content", "reasoning_content", "reasoning") if message.get(key)), "")
     except httpx2.HTTPError as error:
         raise NoAnswer(f"{endpoint.url} does not answer: {endpoint.without_secrets(str(error))}", _HINT) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -62,11 +64,10 @@ def curl(endpoint: Endpoint, model: str, variable: str) -> str:
 _HINT = "sm120kit logs shows what the server prints"
 
 
-def _json(response: Any, endpoint: Endpoint) -> Any:
+def _json(endpoint: Endpoint, method: str, path: str, sent: object = None) -> Any:
     """The JSON of a response."""
+    response = server_requests.request(endpoint, method, path, sent, seconds=TIMEOUT_SECONDS, limit=LIMIT_BYTES)
     if response.status_code != 200:
         text = endpoint.without_secrets(response.text)[:400]
-        raise NoAnswer(
-            f"{response.request.method} {response.request.url.path} answers with status {response.status_code}: {text}", _HINT
-        )
-    return response.json()
+        raise NoAnswer(f"{method} {path} answers with status {response.status_code}: {text}", _HINT)
+    return parse_json(response.content)

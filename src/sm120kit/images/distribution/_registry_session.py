@@ -21,7 +21,7 @@ from sm120kit.core.errors import RegistryFailed
 from sm120kit.core.outside import integer, mail_date, parse_json
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.secrets import masked, register
-from sm120kit.core.tls import certificates
+from sm120kit.core.server_requests import certificates
 from sm120kit.images.distribution._credentials import DOCKER_HUB, stored_credentials
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES
 
