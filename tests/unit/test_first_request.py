@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from hostile_server import hostile_server
 from loopback import http_served
 from typer.testing import CliRunner
 
@@ -94,3 +95,11 @@ def test_port_that_only_the_daemon_may_bind_is_not_in_use() -> None:
 def test_time_limit_is_positive(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and "--wait" in result.output
+
+
+def test_an_endless_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "LIMIT_BYTES", 2**20)
+    with hostile_server() as server:
+        server.respond("/v1/models", bytes(2**16), endless=True)
+        with pytest.raises(NoAnswer, match="1 MiB"):
+            answer.request(Endpoint.parse(server.url))

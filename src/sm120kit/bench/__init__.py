@@ -53,8 +53,7 @@ def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -
     """The model to measure: the requested one, else ``preferred`` if the server offers it, else the only one it offers.
 
     Raises:
-        ServerFailed: the server does not list its models.
-        ServerFailed: the server does not offer the requested model, or offers several.
+        ServerFailed: the server does not list its models, lacks the requested one, or offers several.
     """
     offered = client.models(server)
     if requested is None and preferred in offered:

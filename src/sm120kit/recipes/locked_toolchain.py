@@ -69,8 +69,7 @@ def compilers(
     Without ``unpack``, as for a plan, the locked wheels are not fetched: their directory may not exist yet.
 
     Raises:
-        RequirementMissing: no C++ compiler, or no nvcc and no lockfile.
-        RequirementMissing: the toolkit in ``CUDA_HOME`` is too old for ``archs`` or lacks a header.
+        RequirementMissing: no C++ compiler, or no nvcc and no lockfile; or the toolkit in ``CUDA_HOME`` does not do.
         FetchFailed, NotTrusted, OfflineMiss, ResourceUnavailable: the locked wheels could not be fetched or unpacked.
     """
     needed = target.recipe.headers if headers is None else headers

@@ -136,9 +136,7 @@ def read_files(files: ModelFiles) -> Checkpoint:
 
     Raises:
         NotFound: a file cannot be read.
-        BadInput: there is no ``config.json`` or no safetensors file, or a JSON file is not of the expected form.
-        BadInput: a file or tensor that the index lists is missing.
-        BadInput: a file has another size than by its header, or no header.
+        BadInput: a file or tensor is missing, or a file is not of its form or has another size than by its header.
     """
     config = _json(files, "config.json")
     with _form_required(files.source):
@@ -217,8 +215,7 @@ def header(path: Path) -> dict[str, Tensor]:
     """The tensors of a local safetensors file.
 
     Raises:
-        BadInput: the file does not exist, or is not a regular file.
-        BadInput: see :func:`tensors`.
+        BadInput: there is no such file, or see :func:`tensors`.
     """
     if problem := file_problem(path):
         raise BadInput(f"{path} {problem}", DOWNLOAD)

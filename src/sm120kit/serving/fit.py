@@ -139,8 +139,7 @@ def select_gpus(configuration: Configuration, devices: Sequence[Device], taken: 
     """The GPUs that a configuration uses: the first ones that no server has. ``taken`` has the server of each other GPU.
 
     Raises:
-        ResourceUnavailable: there are fewer GPUs than the configuration uses.
-        ResourceUnavailable: there are enough, but servers have them.
+        ResourceUnavailable: there are fewer GPUs than the configuration uses, or servers have them.
     """
     needed, count = configuration.hardware, configuration.hardware.gpus_per_node
     if len(devices) < count:

@@ -118,8 +118,7 @@ def run(prepared: PreparedLaunch, options: LaunchOptions, work: Callable[[Run], 
     The record is written before the start, and completed at the end.
 
     Raises:
-        ResourceUnavailable: another process listens on the port.
-        ResourceUnavailable: another launched container has the GPUs, also one whose launcher was killed.
+        ResourceUnavailable: another process has the port, or a launched container the GPUs, also after its launcher was killed.
         ServerFailed: with the known errors in its log.
     """
     service = _with_image(prepared, prepared.service, options.workspace)

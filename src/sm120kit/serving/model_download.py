@@ -83,11 +83,8 @@ def plan_repository(repository: str, revision: str, *, offline: bool) -> ModelDo
     A commit that is complete in the download cache needs no network.
 
     Raises:
-        BadInput: the Hub has no such names.
-        NotFound: there is no such repository or revision.
-        FetchFailed: the Hub refuses access to it.
-        FetchFailed: the Hub cannot be reached.
-        OfflineMiss: ``offline`` is set and the cache does not have all files.
+        BadInput, NotFound: the Hub has no such names, or there is no such repository or revision.
+        FetchFailed: the Hub refuses access or cannot be reached, or ``offline`` is set and the cache lacks files.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
@@ -253,9 +250,8 @@ def fetch(download: ModelDownload) -> Path:
     Those that it did not finish are removed: the library gives the file of each download another name and resumes none.
 
     Raises:
-        NotFound, FetchFailed, FetchFailed: see :func:`plan`.
-        ResourceUnavailable: the missing files are larger than the free space.
-        SystemRefused: the download cache cannot be written.
+        NotFound, FetchFailed: see :func:`plan`.
+        ResourceUnavailable, SystemRefused: the download cache has no space, or cannot be written.
     """
     from huggingface_hub import constants
 

@@ -21,8 +21,7 @@ def require_span(configuration: Configuration, engine: EngineRecipe, node: Node 
     """Require that a configuration is for as many machines as a server is to span; without a ``node`` for this one only.
 
     Raises:
-        BadInput: it is for another number of machines.
-        BadInput: the engine's parser lacks the options for that, or was not recorded; or its image has no libraries for RDMA.
+        BadInput: it is for another number, the engine lacks options for that, or its image libraries for RDMA.
     """
     needed, count = configuration.hardware.nodes, len(node.addresses) if node else 1
     if needed != count:

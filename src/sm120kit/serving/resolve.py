@@ -97,16 +97,11 @@ def resolve(
     use do not matter, and on this host, GPUs that it lacks are assumed.
 
     Raises:
-        NotFound: no recipe builds the configuration's engine.
-        BadInput: the engine's argument parser refuses the configuration's arguments.
-        BadInput: see :func:`sm120kit.serving.nodes.require_span`.
+        NotFound: there is no recipe or image of the engine, or more than one image; or no such all-reduce.
+        BadInput: the engine's parser refuses the arguments, or the configuration is for another number of machines.
         RequirementMissing: other machines can reach the address, and there is no API key.
-        ResourceUnavailable: see :func:`serving.choose_gpus` and :func:`serving.select_gpus`.
-        ResourceUnavailable: see :func:`require_port`.
-        NotFound: there is no image of the engine, or more than one; or no such all-reduce between these GPUs.
-        NotVerified: the image did not pass its checks.
-        Mismatch: it is of another engine, or for another kind of machine.
-        NotAttested, NotTrusted: see :func:`published.select`.
+        ResourceUnavailable: GPUs or port are not free.
+        NotVerified, NotTrusted, Mismatch: the image did not pass its checks, is not signed, or for another engine or machine.
     """
     engine = recipes.load_engine(configuration.engine)
     if not arguments.require_known(configuration):
