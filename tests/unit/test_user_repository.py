@@ -119,6 +119,7 @@ def test_init_refuses_what_is_there(built_in: PatchDirectory, tmp_path: Path, mo
         (tmp_path / "full", AlreadyExists),
         (tmp_path / "file", SystemRefused),
         (tmp_path / "file/below", SystemRefused),
+        (Path("/proc/mine"), SystemRefused),
         (made, AlreadyExists),
         (made / "files/nested", AlreadyExists),
         (built_in.path / "recipes/mine", AlreadyExists),

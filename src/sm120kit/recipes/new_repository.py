@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from sm120kit.core import data_roots, process
-from sm120kit.core.disk import disk_errors
+from sm120kit.core.disk import disk_error, disk_errors
 from sm120kit.core.errors import AlreadyExists, RequirementMissing, SystemRefused
 from sm120kit.core.temporary import publish_directory
 
@@ -56,10 +56,16 @@ def make(directory: Path) -> Path:
             raise AlreadyExists(f"{directory} is not empty", "name a new or empty directory")
     if process.find_program("git") is None:
         raise RequirementMissing("git is not installed, or not in PATH", "install it: apt-get install git")
-    with disk_errors(directory), publish_directory(directory) as new:
-        _write(new, directory.name)
-        if not _is_in_git(directory):
-            process.run(["git", "init", "--quiet", new])
+    try:
+        with publish_directory(directory) as new:
+            _write(new, directory.name)
+            if not _is_in_git(directory):
+                process.run(["git", "init", "--quiet", new])
+    except OSError as error:  # as below /proc
+        refused = SystemRefused(
+            f"{directory} cannot be made: {error.strerror}", "name a directory elsewhere: sm120kit init DIR"
+        )
+        raise disk_error(error, directory) or refused from error
     return directory
 
 
