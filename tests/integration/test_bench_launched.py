@@ -120,7 +120,8 @@ def test_result_has_cases_of_every_restart(tmp_path: Path) -> None:
     assert served.variables == tuple(f"{name}={value}" for name, value in sorted(servers.configuration.environment.items()))
     assert result.environment.reported == {"id": "schedule", "root": "/nowhere"}
     gains = compare_results.compare(result, result, []).gains
-    assert gains and all(len(gain.before) == 2 and gain.ratio == pytest.approx(1) for gain in gains)
+    assert gains and all(len(gain.before) == 2 for gain in gains)
+    assert all(gain.ratio in (None, pytest.approx(1)) for gain in gains), "on a busy machine chunks arrive together: times of 0"
 
 
 def test_bench_run_launches_and_measures_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
