@@ -19,6 +19,7 @@ from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotVerified, PatchConflict, RegistryFailed
 from sm120kit.core.process import run
+from sm120kit.core.records import Stage
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images import publication
@@ -32,7 +33,7 @@ from sm120kit.sources.origin import DEFAULT
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels import image_wheels
 from sm120kit.wheels._overlay import build_overlay
-from sm120kit.wheels.build_records import BuildRequest, Stage
+from sm120kit.wheels.build_records import BuildRequest
 
 
 @pytest.fixture

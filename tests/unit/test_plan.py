@@ -12,7 +12,7 @@ import pytest
 
 from sm120kit import recipes
 from sm120kit.core.errors import CheckFailed, NotFound, RequirementMissing
-from sm120kit.core.records import Arch, LeftOut, Toolchain
+from sm120kit.core.records import Arch, LeftOut, Stage, Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tile_records
 from sm120kit.kernels.kernel_records import Tile, TileFacts
@@ -23,7 +23,7 @@ from sm120kit.sources import Origin
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import Checkout
 from sm120kit.wheels import _plan, image_wheels
-from sm120kit.wheels.build_records import NO_TOOLCHAIN, BuildPlan, BuildRequest, Generated, Stage
+from sm120kit.wheels.build_records import NO_TOOLCHAIN, BuildPlan, BuildRequest, Generated
 
 RECIPE = recipes.load_flashinfer("flashinfer-0.6.6")
 TREE = PatchedTree(Checkout(RECIPE.pin, Path("/repository"), "c" * 40, "d" * 40), RECIPE.inside, "a" * 40, "b" * 40, ())

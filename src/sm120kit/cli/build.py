@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from sm120kit.cli import build_output
 from sm120kit.cli.options import Base, Limits, LocalPatches, SharedCache, Sources, argument, option, recipe_names
 from sm120kit.core import console
-from sm120kit.core.atomic_writes import write_atomic
-from sm120kit.core.disk import require_output_directory
 from sm120kit.core.memory import available_bytes, resident_bytes
-from sm120kit.images import delivery
-from sm120kit.patches.local import read_local
-from sm120kit.recipes import parse_arch
-from sm120kit.recipes.target import resolve, with_local
-from sm120kit.wheels import pipeline
-from sm120kit.wheels.build_records import BuildRequest, Stage, WheelBuild
-from sm120kit.wheels.compile import Progress
+from sm120kit.core.records import Stage
+from sm120kit.images.repeated_builds import inputs_of, recognized, remember
+
+if TYPE_CHECKING:
+    from sm120kit.wheels.build_records import BuildRequest
+    from sm120kit.wheels.compile import Progress
 
 
 @dataclass(frozen=True)
@@ -51,6 +44,9 @@ class KernelOptions:
         Raises:
             NotFound: an arch does not exist.
         """
+        from sm120kit.recipes import parse_arch
+        from sm120kit.wheels.build_records import BuildRequest
+
         archs = tuple(parse_arch(text) for text in self.arch or ())
         return BuildRequest(archs, self.kernels, from_source, stage)
 
@@ -91,59 +87,19 @@ def build(
     The source is fetched, patched, compiled for SM12x and checked. An image is tagged only if it passes its checks. Needs no
     GPU.
     """
-    request = kernels.request(from_source=steps.from_source, stage=Stage.PLAN if steps.dry_run else steps.to or Stage.PACK)
     options = cache.used_by(sources.run_options(limits))
-    target, local = resolve(engine, options), read_local(steps.patch or (), options.origin)
-    target = with_local(target, local) if local else target
-    delivered = target.engine if not steps.to and not steps.dry_run else None
-    _require_applicable(kernels, steps, base, engine=target.engine is not None, delivers=delivered is not None)
-    pipeline.require_machine(target, request)
-    if request.stage is Stage.PACK:
-        require_output_directory(steps.output)
-    if delivered:
-        base = delivery.complete(base, delivered.recipe)
-        base = delivery.prepare(base, delivered.recipe, delivered.closure, options)
-    started = time.monotonic()
-    with watcher() as watch:
-        result = pipeline.build(target, request, watch)
-    seconds = time.monotonic() - started
-    wheel = result if isinstance(result, WheelBuild) else result.flashinfer
-    if wheel.artifacts is None:
-        build_output.show_stage(result, request.stage, seconds, options, json=steps.json)
+    whole = not (steps.to or steps.dry_run or steps.json or steps.patch) and "/" not in engine and not engine.endswith(".toml")
+    request = (engine, kernels, replace(steps, output=Path()), base, cache, sources, limits)
+    inputs = inputs_of(request) if whole else ""
+    if found := recognized(inputs, steps.output, options.workspace):
+        console.info(f"nothing to do for {found.reference}: the image and its checks are there")
+        console.data(found.reference)
         return
-    paths = [_copy(path, steps.output) for path in result.wheels]
-    if steps.json and not delivered:
-        console.json_data(wheel.artifacts)
-        return
-    build_output.show_wheels(result, paths, seconds)
-    if not delivered or isinstance(result, WheelBuild):
-        for path in paths:
-            console.data(str(path))
-    else:
-        build_output.deliver(result, base, options, json=steps.json)
+    from sm120kit.cli import build_output  # its imports take longer than all of the above
 
-
-def _require_applicable(kernels: KernelOptions, steps: BuildOptions, base: str, *, engine: bool, delivers: bool) -> None:
-    """Refuse options that do not apply to the target.
-
-    Raises:
-        typer.BadParameter: with the first of them.
-    """
-    if base and not delivers:
-        raise typer.BadParameter("--base is for an engine's image, which is built without --to and --dry-run")
-    if engine and kernels.arch:
-        raise typer.BadParameter("the recipe of an engine lists the archs of its image")
-    if steps.from_source and not engine:
-        raise typer.BadParameter("--from-source is for engines; FlashInfer is always built from source")
-
-
-def _copy(wheel: Path, directory: Path) -> Path:
-    """Copy a finished wheel to a directory, unless its copy, with its size and time, is there already."""
-    copy, status = directory / wheel.name, wheel.stat()
-    if not copy.is_file() or (copy.stat().st_size, copy.stat().st_mtime_ns) != (status.st_size, status.st_mtime_ns):
-        write_atomic(copy, wheel.read_bytes())
-        os.utime(copy, ns=(status.st_mtime_ns, status.st_mtime_ns))
-    return copy
+    finished = build_output.run(engine, kernels, steps, base, options)
+    if finished and inputs and inputs == inputs_of(request):
+        remember(inputs, *finished, options.workspace)
 
 
 @contextmanager

@@ -1,24 +1,93 @@
-"""Print what ``sm120kit build`` planned and built, and build and check the image of an engine."""
+"""Run ``sm120kit build``: print what is planned and built, and build and check the image of an engine."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import typer
+
+from sm120kit import engines
+from sm120kit.cli.build import BuildOptions, KernelOptions, watcher
 from sm120kit.cli.image import show_report
 from sm120kit.core import console
+from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.disk import require_output_directory
 from sm120kit.core.errors import Sm120kitError
+from sm120kit.core.records import Stage
 from sm120kit.images import checks, delivery
+from sm120kit.patches.local import read_local
 from sm120kit.recipes import EngineRecipe, configurations
+from sm120kit.recipes.target import resolve, with_local
 from sm120kit.sources import known_sizes
 from sm120kit.sources.run_options import Options
 from sm120kit.sources.source_records import LockedWheel
-from sm120kit.wheels.build_records import BuildPlan, Module, RepackedWheel, Stage, WheelBuild
+from sm120kit.wheels import pipeline
+from sm120kit.wheels.build_records import BuildPlan, Module, RepackedWheel, WheelBuild
 from sm120kit.wheels.compile import DISK_PER_UNIT
 from sm120kit.wheels.image_wheels import EngineBuild
 from sm120kit.wheels.pack import local_version
+
+
+def run(
+    engine: str, kernels: KernelOptions, steps: BuildOptions, base: str, options: Options
+) -> tuple[str, Sequence[Path], Sequence[Path]] | None:
+    """Build what a command names and print it. Of a checked image returns what recognizes the same build."""
+    request = kernels.request(from_source=steps.from_source, stage=Stage.PLAN if steps.dry_run else steps.to or Stage.PACK)
+    target, local = resolve(engine, options), read_local(steps.patch or (), options.origin)
+    target = with_local(target, local) if local else target
+    delivered = target.engine if not steps.to and not steps.dry_run else None
+    _require_applicable(kernels, steps, base, engine=target.engine is not None, delivers=delivered is not None)
+    pipeline.require_machine(target, request)
+    if request.stage is Stage.PACK:
+        require_output_directory(steps.output)
+    if delivered:
+        base = delivery.complete(base, delivered.recipe)
+        base = delivery.prepare(base, delivered.recipe, delivered.closure, options)
+    started = time.monotonic()
+    with watcher() as watch:
+        result = pipeline.build(target, request, watch)
+    seconds = time.monotonic() - started
+    wheel = result if isinstance(result, WheelBuild) else result.flashinfer
+    if wheel.artifacts is None:
+        show_stage(result, request.stage, seconds, options, json=steps.json)
+        return None
+    paths = [_copy(path, steps.output) for path in result.wheels]
+    if steps.json and not delivered:
+        console.json_data(wheel.artifacts)
+        return None
+    show_wheels(result, paths, seconds)
+    if delivered and isinstance(result, EngineBuild):
+        return deliver(result, base, options, json=steps.json)
+    for path in paths:
+        console.data(str(path))
+    return None
+
+
+def _require_applicable(kernels: KernelOptions, steps: BuildOptions, base: str, *, engine: bool, delivers: bool) -> None:
+    """Refuse options that do not apply to the target.
+
+    Raises:
+        typer.BadParameter: with the first of them.
+    """
+    if base and not delivers:
+        raise typer.BadParameter("--base is for an engine's image, which is built without --to and --dry-run")
+    if engine and kernels.arch:
+        raise typer.BadParameter("the recipe of an engine lists the archs of its image")
+    if steps.from_source and not engine:
+        raise typer.BadParameter("--from-source is for engines; FlashInfer is always built from source")
+
+
+def _copy(wheel: Path, directory: Path) -> Path:
+    """Copy a finished wheel to a directory, unless its copy, with its size and time, is there already."""
+    copy, status = directory / wheel.name, wheel.stat()
+    if not copy.is_file() or (copy.stat().st_size, copy.stat().st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        write_atomic(copy, wheel.read_bytes())
+        os.utime(copy, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    return copy
 
 
 def show_stage(result: WheelBuild | EngineBuild, stage: Stage, seconds: float, options: Options, *, json: bool) -> None:
@@ -149,20 +218,30 @@ def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds
         console.info(f"records and logs: {own.directory}")
 
 
-def deliver(build: EngineBuild, base: str, options: Options, *, json: bool) -> None:
-    """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails."""
-    started = time.monotonic()
+def deliver(
+    build: EngineBuild, base: str, options: Options, *, json: bool
+) -> tuple[str, Sequence[Path], Sequence[Path]] | None:
+    """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails.
+
+    Returns name, records and wheels for :func:`sm120kit.images.repeated_builds.remember`. Of an engine of another
+    distribution, whose checks may change without sm120kit, None.
+    """
+    started, workspace = time.monotonic(), options.workspace
     result = delivery.engine_image(build, base, options)
     if result.ran:
         console.info(f"built {result.context.reference} in {time.monotonic() - started:.1f} s: {result.image.id}")
-    report = checks.verify_once(result.image, options.workspace)
+    report = checks.verify_once(result.image, workspace)
     if report.verified is not None and not result.ran and not json:
         console.info(f"nothing to do for {result.context.reference}: the image and its checks are there")
         console.data(report.verified.reference)
-        return
-    show_report(report, json=json, whole=console.verbose)
-    if report.verified is not None and not json:
-        _show_next(build.recipe.name)
+    else:
+        show_report(report, json=json, whole=console.verbose)
+        if not json:
+            _show_next(build.recipe.name)
+    if report.verified is None or engines.of_recipe(build.recipe.engine).suite:
+        return None
+    records = (checks.record_path(workspace, result.image), workspace.root / "images" / result.context.digest / "image.json")
+    return report.verified.reference, records, tuple(build.wheels)
 
 
 def _show_next(recipe: str) -> None:

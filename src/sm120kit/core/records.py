@@ -1,4 +1,4 @@
-"""Records that several packages share: CUDA targets, compilers, and omissions of plans."""
+"""Records that several packages share: CUDA targets, stages, compilers, and omissions of plans."""
 
 import json
 import platform
@@ -19,6 +19,15 @@ class Arch(StrEnum):
     def number(self) -> str:
         """The notation of FlashInfer and torch: ``12.0f``."""
         return f"{self[3:5]}.{self[5:]}"
+
+
+class Stage(StrEnum):
+    """The stages of a build, in order; a build can stop after each."""
+
+    FETCH = "fetch"
+    PATCH = "patch"
+    PLAN = "plan"
+    PACK = "pack"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from sm120kit.core import process
-from sm120kit.core.errors import RequirementMissing
+from sm120kit.core.errors import CommandFailed, RequirementMissing
 from sm120kit.core.records import Arch, Toolchain
 
 PLACEHOLDERS = Path(__file__).with_name("absent")
@@ -61,6 +61,14 @@ def find(archs: Sequence[Arch] = (), headers: Sequence[str] = (), version: str =
             "no CUDA compiler: CUDA_HOME is not set, no nvcc on PATH, no CUDA wheels in this environment", INSTALL_HINT
         )
     raise RequirementMissing("no suitable CUDA compiler\n" + "\n".join(f"  {line}" for line in rejected), INSTALL_HINT)
+
+
+def installed() -> list[str]:
+    """The C++ compiler and the CUDA toolkits of this machine with their versions, or why there are none."""
+    try:
+        return [*host_compiler(), *(f"{home}: {_nvcc_version(home / 'bin' / 'nvcc')}" for home, _ in _homes())]
+    except (RequirementMissing, CommandFailed) as error:
+        return [str(error)]
 
 
 def at(home: Path, archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.digests import file_sha256
@@ -23,7 +23,9 @@ from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.core.locks import exclusive
 from sm120kit.core.outside import parse_json
 from sm120kit.core.temporary import owned_directory
-from sm120kit.images.image_records import Image, image_content
+
+if TYPE_CHECKING:
+    from sm120kit.images.image_records import Image
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -236,6 +238,8 @@ class Layout:
 
     def image(self, manifest_digest: str) -> Image:
         """An image as a container daemon describes it, where the digest of the config is its id."""
+        from sm120kit.images.image_records import Image, image_content
+
         manifest, config = self.manifest(manifest_digest), self.config(manifest_digest)
         settings, layers = config.get("config") or {}, self.layers(manifest_digest)
         digests = tuple(layer.digest for layer in layers)

@@ -56,7 +56,7 @@ KINDS = (
     EntryKind("builds", "finished wheels with records and logs", ("build/*",), _SHA256),
     EntryKind("images", "build contexts of images", ("images",), _SHA256),
     EntryKind("blobs", "layers, configs and manifests of images and bases", ("oci/blobs/sha256",), _SHA256),
-    EntryKind("layers", "records of image layers and of wheels", ("cache/layers", "cache/contents"), _RECORD),
+    EntryKind("layers", "records of layers, wheels and builds", ("cache/layers", "cache/contents", "cache/finished"), _RECORD),
     EntryKind("unpacked", "layers of local images, unpacked to run their checks", ("oci-unpacked",), _SHA256),
     EntryKind("tiles", "measured tiles", ("cache/tiles/units", "cache/tiles/tables"), _RECORD),
     EntryKind("emulations", "emulated tiles, with programs", ("cache/emulate",), _SHA256),

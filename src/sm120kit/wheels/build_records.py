@@ -3,24 +3,14 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
-from sm120kit.core.records import Arch, LeftOut, Toolchain
+from sm120kit.core.records import Arch, LeftOut, Stage, Toolchain
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes.schema import FlashInferRecipe
 
 NO_TOOLCHAIN = Toolchain(Path(), "none", "none", "none")
 """Toolchain of a plan that compiles nothing."""
-
-
-class Stage(StrEnum):
-    """The stages of a build, in order; a build can stop after each."""
-
-    FETCH = "fetch"
-    PATCH = "patch"
-    PLAN = "plan"
-    PACK = "pack"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import NotFound
 from sm120kit.core.memory import Costs
 from sm120kit.core.record_files import read_record, write_record
-from sm120kit.core.records import Toolchain
+from sm120kit.core.records import Stage, Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels import tile_records
 from sm120kit.kernels.cubin.cubin_records import Cubin
@@ -28,7 +28,7 @@ from sm120kit.wheels import compile as compiling
 from sm120kit.wheels._check import check_modules, tvm_ffi_loader
 from sm120kit.wheels._cuda_home import link_toolchain
 from sm120kit.wheels._published_wheels import build_once, publish, wheel_record
-from sm120kit.wheels.build_records import NO_TOOLCHAIN, Artifacts, BuildPlan, BuildRequest, Generated, Stage, WheelBuild
+from sm120kit.wheels.build_records import NO_TOOLCHAIN, Artifacts, BuildPlan, BuildRequest, Generated, WheelBuild
 from sm120kit.wheels.compile import Progress
 from sm120kit.wheels.generators import generate
 from sm120kit.wheels.pack import member_of, pack_wheel

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from sm120kit.core.digests import digest_of
 from sm120kit.core.errors import RequirementMissing
+from sm120kit.core.records import Stage
 from sm120kit.patches.patch_records import AppliedPatch
 from sm120kit.recipes import NO_KERNELS, EngineRecipe, cross_tools, locked_toolchain
 from sm120kit.recipes.recipe_records import Closure, Lock
 from sm120kit.recipes.target import EngineTarget
 from sm120kit.wheels import _from_source, flashinfer
 from sm120kit.wheels._overlay import build_overlay, patched_members, require_effect
-from sm120kit.wheels.build_records import BuildRequest, RepackedWheel, Stage, WheelBuild
+from sm120kit.wheels.build_records import BuildRequest, RepackedWheel, WheelBuild
 from sm120kit.wheels.compile import Progress
 
 

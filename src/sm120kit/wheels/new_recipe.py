@@ -30,6 +30,7 @@ from sm120kit.core.errors import (
     SystemRefused,
     did_you_mean,
 )
+from sm120kit.core.records import Stage
 from sm120kit.patches.checkout import series_files
 from sm120kit.patches.drift import VERSION_H, cutlass_version
 from sm120kit.patches.patch_records import PatchState, PatchStatus
@@ -47,7 +48,7 @@ from sm120kit.sources.source_records import Checkout, SdistPin
 from sm120kit.sources.wheel_metadata import read_contents
 from sm120kit.wheels import pipeline
 from sm120kit.wheels._plan import generator_request
-from sm120kit.wheels.build_records import BuildRequest, Stage
+from sm120kit.wheels.build_records import BuildRequest
 from sm120kit.wheels.generators import run_generators
 
 LATEST = "latest"

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from sm120kit.core.records import Stage
 from sm120kit.recipes.target import Target
 from sm120kit.wheels import flashinfer, image_wheels
-from sm120kit.wheels.build_records import BuildRequest, Stage, WheelBuild
+from sm120kit.wheels.build_records import BuildRequest, WheelBuild
 from sm120kit.wheels.compile import Progress
 from sm120kit.wheels.image_wheels import EngineBuild
 

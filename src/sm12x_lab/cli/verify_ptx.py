@@ -12,7 +12,7 @@ import typer
 from sm120kit.cli.build import KernelOptions
 from sm120kit.cli.options import Json, Limits, Overwrite, Sources
 from sm120kit.core import console
-from sm120kit.wheels.build_records import Stage
+from sm120kit.core.records import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

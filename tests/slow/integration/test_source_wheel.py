@@ -134,7 +134,8 @@ from sm120kit.recipes.target import resolve
 from sm120kit.wheels import image_wheels
 from sm120kit.wheels._overlay import build_overlay
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.wheels.build_records import BuildRequest, Stage
+from sm120kit.core.records import Stage
+from sm120kit.wheels.build_records import BuildRequest
 from sm120kit.sources import Origin
 from sm120kit.sources.run_options import Options
 from sm120kit.core.workspace import Workspace
