@@ -225,6 +225,7 @@ def tree(load: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
     py_compile.compile(str(site / "one.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     monkeypatch.setattr(base, "PREFIX", prefix)
     monkeypatch.setattr(base, "SITE", site)
+    monkeypatch.setattr(base, "distributions", base.distributions.__wrapped__)
     return base, site
 
 
@@ -401,6 +402,9 @@ def test_base_file_in_two_wheels_must_be_that_of_the_requiring_wheel(
 def test_base_requirements_are_satisfied_or_overridden(tree: tuple[Any, Path]) -> None:
     base, site = tree
     strict: dict[str, list[str]] = {"overridden": []}
+    for name in ("packaging", "pytest"):
+        (site / f"{name}-2.0.dist-info").mkdir()
+        (site / f"{name}-2.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
     base.check_requirements(strict)
     metadata = site / "one-1.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text() + "Requires-Dist: Absent_Thing\nRequires-Dist: pytest<1\n")

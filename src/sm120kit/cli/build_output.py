@@ -55,7 +55,8 @@ def run(
     if wheel.artifacts is None:
         show_stage(result, request.stage, seconds, options, json=steps.json)
         return None
-    paths = [_copy(path, steps.output) for path in result.wheels]
+    image = delivered is not None and bool(local)  # has the only use of this wheel, a third of a gigabyte for each change
+    paths = [*result.wheels] if image else [_copy(path, steps.output) for path in result.wheels]
     if steps.json and not delivered:
         console.json_data(wheel.artifacts)
         return None

@@ -252,7 +252,8 @@ def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
                 reporting.info(f"{path}: hunk {hunk.number} applies without {less} lines of context, which differ: review it")
 
 
-def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[list[str], set[str]]:
+@functools.lru_cache(32)
+def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[Sequence[str], Set[str]]:
     """The paths of a diff, and those of them that it creates, without ``strip`` leading directories."""
     if _WITHOUT_CONTEXT.search(foreign.diff) and not _BLOBS.search(foreign.diff):
         raise BadInput(f"{foreign.file}: a hunk adds lines without context", "make it with context: git diff -U3, or diff -u")
@@ -272,7 +273,7 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[l
             raise BadInput(f"{foreign.file}: the path {path!r} {problem}", _BY_HAND)
     summary = repository.git(*arguments, "--summary", "-", stdin=foreign.diff).stdout
     renamed = ("/".join(name.split("/")[max(strip - 1, 0) :]) for name in _RENAMED.findall(foreign.diff.decode("latin-1")))
-    return paths, {*_CREATED.findall(summary), *renamed}
+    return tuple(paths), frozenset((*_CREATED.findall(summary), *renamed))
 
 
 def of_the_source(foreign: Sequence[ForeignPatch]) -> list[ForeignPatch]:
@@ -367,7 +368,7 @@ def _only(foreign: ForeignPatch, found: Sequence[Place]) -> Place:
 
 def _fit(
     foreign: ForeignPatch,
-    named: tuple[Mapping[str, str], set[str]],
+    named: tuple[Mapping[str, str], Set[str]],
     directory: str,
     existing: Set[str],
     projects: Sequence[TreeProject],

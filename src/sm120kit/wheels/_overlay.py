@@ -1,5 +1,6 @@
 """Replace members of an upstream wheel, an engine's or another's, by the files of its package that its patch series changes."""
 
+import functools
 import hashlib
 import shutil
 from collections.abc import Mapping
@@ -23,7 +24,8 @@ from sm120kit.wheels.build_records import Artifacts, BuildPlan, RepackedWheel
 from sm120kit.wheels.pack import local_version
 
 
-def patched_members(package: str, tree: PatchedTree) -> dict[str, tuple[AppliedPatch, ...]]:
+@functools.lru_cache(8)
+def patched_members(package: str, tree: PatchedTree) -> Mapping[str, tuple[AppliedPatch, ...]]:
     """The files of a Python package that differ from the released ones, each with the patches that change it; no build files.
 
     A pinned commit changes files without a patch. The package has the name of its distribution, in the source and in the wheel.

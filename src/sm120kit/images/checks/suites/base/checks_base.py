@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import functools
 import hashlib
 import importlib.util
 import os
@@ -11,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
@@ -34,6 +36,19 @@ def normal(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@functools.cache
+def distributions():
+    """All installed distributions, each with its normalized name and the headers of its METADATA, which are parsed once."""
+    found = metadata.distributions(path=[str(SITE)])
+    headers = ((each, HeaderParser().parsestr(each.read_text("METADATA"))) for each in found)
+    return [(normal(header["Name"]), each, header) for each, header in headers]
+
+
+def requirements_of(header):
+    """The requirements of a distribution, as texts."""
+    return header.get_all("Requires-Dist", ())
+
+
 def check_user(expected):
     """The container runs as a named user other than root, with a home directory of its own."""
     user = pwd.getpwuid(os.getuid())
@@ -45,7 +60,7 @@ def check_user(expected):
 
 def check_versions(expected):
     """Exactly the distributions of the lock and of the build are installed, in these versions."""
-    installed = {normal(d.metadata["Name"]): d.version for d in metadata.distributions(path=[str(SITE)])}
+    installed = {name: header["Version"] for name, _, header in distributions()}
     locked = {normal(name): version for name, version in expected["distributions"].items()}
     differ = [name for name, version in locked.items() if installed.get(name) != version]
     problems = [f"{name} {installed.get(name, 'absent')}, not {locked[name]}" for name in differ]
@@ -72,10 +87,9 @@ def check_left_out(expected):
     from driver_stub import dynamic_strings
 
     left, names, claimed = {}, set(), set()
-    distributions = [(normal(found.metadata["Name"]), found) for found in metadata.distributions(path=[str(SITE)])]
-    for name, distribution in distributions:
+    for name, distribution, _ in distributions():
         claimed |= {file for file, _ in recorded(distribution) if not is_left_out(expected, name, file)}  # noqa: F821
-    for name, distribution in distributions:
+    for name, distribution, _ in distributions():
         if name not in expected.get("leave_out", {}):
             continue
         rows = csv.reader(distribution.read_text("RECORD").splitlines())
@@ -128,23 +142,24 @@ def check_files(expected):
     compared: the others are those of an image that passed this check.
     """
     known, read, changed = expected.get("digests", {}), 0, expected.get("changed")
+    changed = changed if changed is None else {*changed}
     claims, needs, titles, wrong = {}, {}, {}, []
-    for distribution in metadata.distributions(path=[str(SITE)]):
-        always = [text for text in distribution.requires or () if "extra ==" not in text]
-        header = distribution.metadata  # parsed at each access
-        name = normal(header["Name"])
+    for name, distribution, header in distributions():
+        always = [text for text in requirements_of(header) if "extra ==" not in text]
         needs[name] = {normal(re.match(r"[\w.-]+", text)[0]) for text in always}
         titles[name] = f"{header['Name']} {header['Version']}"
         for file, hash_ in recorded(distribution):
+            path = os.path.normpath(f"{SITE}/{file}") if ".." in file else f"{SITE}/{file}"
+            if changed is not None and path not in changed:
+                continue
             if is_left_out(expected, name, file):  # noqa: F821 - the runner provides it
                 continue
             if is_left_out(expected, name, file, "wrong_record"):  # noqa: F821
                 wrong.append(file)
                 hash_ = None
-            claims.setdefault(os.path.normpath(f"{SITE}/{file}"), []).append((name, hash_))
+            claims.setdefault(path, []).append((name, hash_))
     problems, shared = [], []
-    of_interest = claims if changed is None else {path: claims[path] for path in changed if path in claims}
-    for path, wheels in of_interest.items():
+    for path, wheels in claims.items():
         if len(wheels) > 1:
             required = set().union(*(needs[name] for name, _ in wheels))
             wheels = [(name, hash_) for name, hash_ in wheels if name not in required] or wheels
@@ -175,7 +190,7 @@ def check_files(expected):
             problems.append(f"{path} belongs to no wheel")
     assert not problems, f"{len(problems)}: " + "; ".join(problems[:5])
     facts = {
-        "checked files": str(len(of_interest)),
+        "checked files": str(len(claims)),
         "files read": str(read),
         "several wheels bring": "; ".join(shared) or "nothing",
     }
@@ -209,18 +224,16 @@ def check_requirements(expected):
 
     problems = []
     overridden = {normal(name) for name in expected["overridden"]}
-    for distribution in metadata.distributions(path=[str(SITE)]):
-        for text in distribution.requires or ():
-            requirement = Requirement(text)
-            if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-                continue
-            try:
-                version = metadata.version(requirement.name)
-            except metadata.PackageNotFoundError:
-                problems.append(f"{distribution.metadata['Name']} requires {requirement}, which is absent")
-                continue
-            if normal(requirement.name) not in overridden and not requirement.specifier.contains(version, prereleases=True):
-                problems.append(f"{distribution.metadata['Name']} requires {requirement}, installed is {version}")
+    installed = {name: header["Version"] for name, _, header in distributions()}
+    for title, text in ((header["Name"], text) for _, _, header in distributions() for text in requirements_of(header)):
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = installed.get(name := normal(requirement.name))
+        if version is None:
+            problems.append(f"{title} requires {requirement}, which is absent")
+        elif name not in overridden and not requirement.specifier.contains(version, prereleases=True):
+            problems.append(f"{title} requires {requirement}, installed is {version}")
     assert not problems, "; ".join(sorted(problems))
     return {"overridden": ", ".join(sorted(overridden)) or "nothing"}
 
