@@ -87,19 +87,19 @@ def build(
     The source is fetched, patched, compiled for SM12x and checked. An image is tagged only if it passes its checks. Needs no
     GPU.
     """
-    options = cache.used_by(sources.run_options(limits))
+    workspace = sources.workspace()
     whole = not (steps.to or steps.dry_run or steps.json or steps.patch) and "/" not in engine and not engine.endswith(".toml")
     request = (engine, kernels, replace(steps, output=Path()), base, cache, sources, limits)
     inputs = inputs_of(request) if whole else ""
-    if found := recognized(inputs, steps.output, options.workspace):
+    if found := recognized(inputs, steps.output, workspace):
         console.info(f"nothing to do for {found.reference}: the image and its checks are there")
         console.data(found.reference)
         return
     from sm120kit.cli import build_output  # its imports take longer than all of the above
 
-    finished = build_output.run(engine, kernels, steps, base, options)
+    finished = build_output.run(engine, kernels, steps, base, cache.used_by(sources.run_options(limits)))
     if finished and inputs and inputs == inputs_of(request):
-        remember(inputs, *finished, options.workspace)
+        remember(inputs, *finished, workspace)
 
 
 @contextmanager
