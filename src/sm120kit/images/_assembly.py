@@ -8,9 +8,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, BadRecord, CommandFailed
+from sm120kit.core.parallel import in_parallel
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images import _b12x as b12x
@@ -504,19 +505,9 @@ def _write(
             write_record(records[layer], descriptor)
             return descriptor
 
-        with ThreadPoolExecutor(2) as pool:
-            running = {layer: pool.submit(write, layer) for layer in missing}
-            try:
-                wait(running.values(), return_when=FIRST_EXCEPTION)
-            finally:
-                failed = any(future.done() and future.exception() for future in running.values())
-                if failed or not all(future.done() for future in running.values()):
-                    stop.set()
-                    pool.shutdown(cancel_futures=True)
-            for future in running.values():
-                if not future.cancelled() and not isinstance(future.exception(), process.Stopped):
-                    future.result()
-    return [written[layer] or running[layer].result() for layer in planned]
+        jobs = [partial(write, layer) for layer in missing]
+        done = dict(zip(missing, in_parallel(jobs, 2, stop.set), strict=True))
+    return [written[layer] or done[layer] for layer in planned]
 
 
 def written_layer(record: Path, layout: Layout) -> Descriptor | None:

@@ -13,7 +13,6 @@ import shutil
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from sm120kit.core import archives, reporting
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, Mismatch, NotTrusted
 from sm120kit.core.outside import parse_json
+from sm120kit.core.parallel import in_parallel
 from sm120kit.core.process import Stopped
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.unpacking import FileDigest, Unpacking
@@ -53,19 +53,13 @@ def layers(layout: Layout, manifest: str, workspace: Workspace) -> tuple[Path, .
         total = sum(layer.size for layer in missing)
         require_disk(parent, total, "unpacking the layers")
         stop = threading.Event()
-        with (
-            reporting.task(f"unpacking {len(missing)} of {len(last)} layers", total, transfer=True) as advance,
-            ThreadPoolExecutor(2) as pool,
-        ):
-            running = [pool.submit(_unpack_layer, layout, layer.digest, workspace, stop) for layer in missing]
-            try:
-                for layer, unpacking in zip(missing, running, strict=True):
-                    unpacking.result()
-                    advance(layer.size)
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        with reporting.task(f"unpacking {len(missing)} of {len(last)} layers", total, transfer=True) as advance:
+
+            def unpack_one(layer: Descriptor) -> None:
+                _unpack_layer(layout, layer.digest, workspace, stop)
+                advance(layer.size)
+
+            in_parallel([partial(unpack_one, layer) for layer in missing], 2, stop.set)
     return tuple(_unpacked(_target(parent, digest)) for digest in reversed(last))
 
 

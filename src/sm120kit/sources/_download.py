@@ -4,8 +4,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
@@ -18,9 +17,9 @@ from sm120kit.core.errors import FetchFailed, NotTrusted
 from sm120kit.core.outside import file_problem
 from sm120kit.core.reporting import Advance
 from sm120kit.core.retry import ATTEMPTS, pause
-from sm120kit.core.workspace import mark_used
+from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.sources.index import Location, Locations, PinnedFile
-from sm120kit.sources.source_records import SdistPin
+from sm120kit.sources.source_records import DebianPackage, LockedWheel, SdistPin
 
 _CHUNK = 2**18
 
@@ -41,18 +40,20 @@ class NowhereListed(FetchFailed):
 PARALLEL = 8
 """Files that are looked up or fetched at the same time."""
 
-T = TypeVar("T")
-R = TypeVar("R")
+File = TypeVar("File", LockedWheel, DebianPackage)
 
 
-def in_parallel(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """The results of ``function``, several at once; after an error, items that have not started are left out."""
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        try:
-            return list(pool.map(function, items))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def fetch_all(
+    files: Sequence[File], key: str, workspace: Workspace, fetch_absent: Callable[[list[File]], Mapping[File, Path]]
+) -> tuple[Path, ...]:
+    """The path of every file, in their order, those that are not in ``downloads/`` as ``fetch_absent`` has them."""
+    with workspace.exclusive(f"{key}s"):
+        for leftover in workspace.downloads.glob(f".{key}-*"):  # of a killed run
+            leftover.unlink()
+        paths: dict[File, Path | None] = {file: cached(file, workspace.downloads) for file in files}
+        if absent := [file for file, path in paths.items() if path is None]:
+            paths |= fetch_absent(absent)
+    return tuple(path for file in files if (path := paths[file]))
 
 
 def cached(pinned: PinnedFile, downloads: Path) -> Path | None:

@@ -6,11 +6,13 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm120kit.core import process, reporting
 from sm120kit.core.disk import require_disk
+from sm120kit.core.parallel import in_parallel
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import Workspace
@@ -41,14 +43,7 @@ def wheelhouse(wheels: Sequence[LockedWheel], workspace: Workspace, origin: Orig
         OfflineMiss: ``origin`` is offline and some wheels are not cached.
         ResourceUnavailable, SystemRefused: a wheel cannot be stored.
     """
-    with workspace.exclusive("wheels"):
-        for leftover in workspace.downloads.glob(".wheel-*"):  # of a killed run
-            leftover.unlink()
-        paths = {wheel: _download.cached(wheel, workspace.downloads) for wheel in wheels}
-        absent = [wheel for wheel, path in paths.items() if path is None]
-        if absent:
-            paths |= _fetch_all(absent, len(wheels), workspace, origin)
-        return tuple(path for wheel in wheels if (path := paths[wheel]))
+    return _download.fetch_all(wheels, "wheel", workspace, lambda absent: _fetch_all(absent, len(wheels), workspace, origin))
 
 
 def sizes(wheels: Sequence[LockedWheel], workspace: Workspace, origin: Origin = DEFAULT) -> dict[LockedWheel, int]:
@@ -98,7 +93,9 @@ def _look_up(
             advance()
             return locations, size
 
-        locations_and_sizes = dict(zip(wheels, _download.in_parallel(look_up, wheels), strict=True))
+        locations_and_sizes = dict(
+            zip(wheels, in_parallel([partial(look_up, wheel) for wheel in wheels], _download.PARALLEL), strict=True)
+        )
     new = {wheel.sha256: size for wheel, (_, size) in locations_and_sizes.items() if size is not None}
     write_record(_record(workspace), _Sizes(_stated(workspace) | new))
     return {wheel: locations for wheel, (locations, _) in locations_and_sizes.items()}
@@ -119,7 +116,8 @@ def _fetch_all(absent: Sequence[LockedWheel], count: int, workspace: Workspace, 
                 return _download.fetch(wheel, workspace.downloads, f"wheel-{wheel.name}", locations[wheel], advance)
 
             largest_first = sorted(absent, key=lambda wheel: -stated.get(wheel.sha256, 0))
-            return dict(zip(largest_first, _download.in_parallel(fetch, largest_first), strict=True))
+            jobs = [partial(fetch, wheel) for wheel in largest_first]
+            return dict(zip(largest_first, in_parallel(jobs, _download.PARALLEL), strict=True))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ lists nor its packages change, and no root is needed. It verifies the signatures
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 import re
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from urllib.parse import quote, unquote
 from sm120kit.core import reporting
 from sm120kit.core.errors import FetchFailed, NotFound, NotTrusted, OfflineMiss, RequirementMissing, ResolutionFailed
 from sm120kit.core.outside import file_problem
+from sm120kit.core.parallel import in_parallel
 from sm120kit.core.process import Completed, find_program, run
 from sm120kit.core.urls import redacted
 from sm120kit.core.workspace import Workspace
@@ -78,14 +80,7 @@ def fetch(packages: Sequence[DebianPackage], workspace: Workspace, origin: Origi
         OfflineMiss: ``origin`` is offline and some packages are not cached.
         ResourceUnavailable, SystemRefused: a package cannot be stored.
     """
-    with workspace.exclusive("debian-packages"):
-        for leftover in workspace.downloads.glob(".deb-*"):  # of a killed run
-            leftover.unlink()
-        cached = {package: _download.cached(package, workspace.downloads) for package in packages}
-        absent = [package for package, path in cached.items() if path is None]
-        if absent:
-            cached |= _fetch_all(absent, workspace, origin)
-    return tuple(path for package in packages if (path := cached[package]))
+    return _download.fetch_all(packages, "deb", workspace, lambda absent: _fetch_all(absent, workspace, origin))
 
 
 def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Origin) -> dict[DebianPackage, Path]:
@@ -115,7 +110,8 @@ def _fetch_all(absent: Sequence[DebianPackage], workspace: Workspace, origin: Or
                 hint = "check the network, or name another archive with --debian-mirror"
                 raise FetchFailed(error.message, hint) from error
 
-        return dict(zip(largest_first, _download.in_parallel(fetch_one, largest_first), strict=True))
+        jobs = [functools.partial(fetch_one, package) for package in largest_first]
+        return dict(zip(largest_first, in_parallel(jobs, _download.PARALLEL), strict=True))
 
 
 def _locations(package: DebianPackage, roots: Iterable[str], client: PyPIClient) -> Locations:

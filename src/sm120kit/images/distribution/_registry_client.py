@@ -10,8 +10,8 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from sm120kit.core.archives import max_unpacked_bytes
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted, RegistryFailed
 from sm120kit.core.outside import parse_json
+from sm120kit.core.parallel import in_parallel
 from sm120kit.core.temporary import owned_directory
 from sm120kit.images.distribution import _compression
 from sm120kit.images.distribution._credentials import DOCKER_HUB
@@ -157,7 +158,7 @@ class RegistryClient:
         sizes = dict(sorted(((layer.digest, layer.size) for layer in layout.layers(manifest)), key=lambda each: -each[1]))
         with reporting.task(f"pushing {self.repository}", sum(sizes.values()), transfer=True) as advance:
             jobs = [partial(self._push_layer, layout, layer, size, advance) for layer, size in sizes.items()]
-            pushed = dict(zip(sizes, self._parallel(jobs), strict=True))
+            pushed = dict(zip(sizes, in_parallel(jobs, TRANSFERS, self.close), strict=True))
         config = Descriptor.from_json(layout.manifest(manifest)["config"])
         self._send(config, layout.path(config.digest))
         return self._put_manifest(tag, manifest_of(config, [pushed[layer.digest] for layer in layout.layers(manifest)]))
@@ -200,7 +201,7 @@ class RegistryClient:
             # The largest first, so that no thread is left with it at the end.
             missing.sort(key=lambda diff_id: -blobs_of[diff_id].size)
             jobs = [partial(self._fetch, blobs_of[diff_id], diff_id, layout, advance) for diff_id in missing]
-            self._parallel(jobs)
+            in_parallel(jobs, TRANSFERS, self.close)
         config = layout.add_blob(image.config, CONFIG)
         layers = [Descriptor(LAYER, diff_id, layout.path(diff_id).stat().st_size) for diff_id in image.diff_ids]
         return layout.add_manifest(manifest_of(config, layers))
@@ -349,19 +350,6 @@ class RegistryClient:
         request = Request(method, url, scope, {"Accept": f"{MANIFEST}, {INDEX}"})
         reply = self._session.request(request, f"looking up {self.repository}, {reference}", (404,))
         return None if reply.status == 404 else reply
-
-    def _parallel(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """Run jobs in threads and return their results in order. The first error ends all, and this client."""
-        with ThreadPoolExecutor(TRANSFERS) as pool:
-            try:
-                futures = [pool.submit(job) for job in jobs]
-                for future in as_completed(futures):
-                    future.result()
-                return [future.result() for future in futures]
-            except BaseException:
-                self.close()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sm120kit.core import process
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.errors import CompileFailed, ResourceUnavailable
 from sm120kit.core.memory import max_parallel, ran_out_of_memory
+from sm120kit.core.parallel import in_parallel
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import Toolchain
 from sm120kit.core.sandbox import Sandbox, wrap
@@ -266,28 +267,27 @@ def measure(
     """The facts of each call's kernels, from ``cache`` if headers, flags and compiler are unchanged."""
     tree, stop = tree.resolve(), threading.Event()
     cache.mkdir(parents=True, exist_ok=True)
-    with owned_directory(cache, ".work-") as directory, ThreadPoolExecutor(max_parallel(UNIT_BYTES)) as pool:
-        try:
-            modules = [
-                LauncherModule(
-                    group,
-                    HostCompiler.of(toolchain, tree, group[0].definitions, stop, sandbox),
-                    directory / group[0].module,
-                    cache / "units",
-                    toolchain,
-                )
-                for group in _split(calls, lambda call: call.module)
-            ]
-            list(pool.map(LauncherModule.look_up, modules))
-            advance(sum(len(module.measured) for module in modules))
-            waiting = {pool.submit(module.compile, group): len(group) for module in modules for group in module.groups()}
-            for done in as_completed(waiting):
-                done.result()
-                advance(waiting[done])
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+    threads = max_parallel(UNIT_BYTES)
+    with owned_directory(cache, ".work-") as directory:
+        modules = [
+            LauncherModule(
+                group,
+                HostCompiler.of(toolchain, tree, group[0].definitions, stop, sandbox),
+                directory / group[0].module,
+                cache / "units",
+                toolchain,
+            )
+            for group in _split(calls, lambda call: call.module)
+        ]
+        in_parallel([module.look_up for module in modules], threads, stop.set)
+        advance(sum(len(module.measured) for module in modules))
+
+        def compile_group(module: LauncherModule, group: list[Instantiation]) -> None:
+            module.compile(group)
+            advance(len(group))
+
+        jobs = [partial(compile_group, module, group) for module in modules for group in module.groups()]
+        in_parallel(jobs, threads, stop.set)
     return {call: facts for module in modules for call, facts in module.measured.items()}
 
 
