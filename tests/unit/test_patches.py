@@ -250,7 +250,7 @@ MALFORMED = [
     (b"@@ -7,7 +7,7 @@", b"@@ -7,7 +7,8 @@", "ends early"),
     (b"@@ -7,7 +7,7 @@", b"@@ -7,5 +7,5 @@", "not part of a git diff"),
     (b" line 13\n", b" line 13\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-x\n+y\n", "not part of a git diff"),
-    (b"Why it", b"Why\r\nit", "carriage return"),
+    (b"Why it", b"Why\r\nit", "not in normal form"),
     (b"Why it", b"Why \xff it", "not UTF-8"),
     (b"Subject: ", b"Subject: [PATCH] ", "starts with \\[PATCH\\]"),
     (b"From 0000000", b"From 0000001", "not in normal form"),
@@ -258,7 +258,7 @@ MALFORMED = [
     (b"Date: ", b"Date: some ", "Date is"),
     (b"Jo Doe <jo@example.invalid>", b"nobody", "From is"),
     (b"Jo Doe <jo@example.invalid>", b"a:" * 5000, "From is"),
-    (b"\nWhy", b"X-Mailer: me\n\nWhy", "unexpected header"),
+    (b"\nWhy", b"X-Mailer: me\n\nWhy", "not in normal form"),
     (b" line 13\n", b" line 13\n-- \n2.39.5\n", "not in normal form"),
 ]
 

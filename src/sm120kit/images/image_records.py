@@ -136,6 +136,10 @@ class Check:
         return cls(suite, name, CheckResult.FAILED if problems else CheckResult.PASSED, "; ".join(problems))
 
 
+Reported = tuple[Check, Mapping[str, str]]
+"""A check with the facts that it established."""
+
+
 @dataclass(frozen=True)
 class VerifiedImage:
     """An image that passed its checks. Only :func:`sm120kit.images.checks.verify` creates one.

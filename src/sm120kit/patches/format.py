@@ -42,7 +42,7 @@ _Report = Callable[[int, str], None]
 """Takes the line number and the text of a problem."""
 
 TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): *(.*)")
-_HEADER = re.compile(r"([A-Za-z][A-Za-z-]*): (.*)")
+_FIELD = re.compile(r"^(From|Date|Subject): (.*(?:\n .*)*)", re.MULTILINE)
 _PREFIX = re.compile(r"\[[^]]*PATCH[^]]*\] *", re.IGNORECASE)
 """What ``git format-patch`` puts before a subject; other brackets, ``[Kernel] ...``, are the author's."""
 
@@ -160,20 +160,17 @@ def parse(project: str, file: Path, content: bytes) -> tuple[Patch | None, list[
     head, diff = (content[:start], content[start:]) if start else (content, b"")
     if not diff:
         report(1, "no commit message before the diff" if content.startswith(b"diff --git ") else "no diff")
-    if b"\r" in head:
-        report(head[: head.index(b"\r")].count(b"\n") + 1, "carriage return in the commit message: lines end with LF alone")
-        head = head.replace(b"\r", b"")
     if b"\0" in head:
         report(head[: head.index(b"\0")].count(b"\n") + 1, "NUL in the commit message: git cannot store it")
         return None, problems
     try:
-        text = head.decode()
+        text = head.replace(b"\r", b"").decode()
     except UnicodeDecodeError as error:
         report(head[: error.start].count(b"\n") + 1, "the commit message is not UTF-8")
         return None, problems
-    lines = text.split("\n")
-    headers, below = _headers(lines, report)
-    body = [line.rstrip() for line in lines[below:]]
+    header, _, message = text.partition("\n\n")
+    headers, below = _headers(header), header.count("\n") + 2
+    body = [line.rstrip() for line in message.split("\n")]
     if "---" in body:  # a diffstat follows; it is not part of the message
         del body[body.index("---") :]
     while body and not body[-1]:
@@ -239,26 +236,10 @@ def normal_form(patch: Patch) -> bytes:
     return render(patch.author, patch.date, patch.subject, patch.body, patch.diff)
 
 
-def _headers(lines: list[str], report: _Report) -> tuple[dict[str, tuple[str, int]], int]:
-    """Header fields with value and line number, unfolded, and the index of the first line of the body."""
-    if not re.fullmatch(r"From [0-9a-f]{40} Mon Sep 17 00:00:00 2001", lines[0]):
-        report(1, f"the first line is not {FIRST_LINE!r}")
-    headers: dict[str, tuple[str, int]] = {}
-    name = ""
-    for number, line in enumerate(lines[1:], 2):
-        if not line:
-            return headers, number
-        match = _HEADER.fullmatch(line)
-        if line[0] == " " and name:
-            headers[name] = (f"{headers[name][0]} {line.strip()}", headers[name][1])
-        elif match is None or match[1] in headers or match[1] not in ("From", "Date", "Subject", *_MIME):
-            report(number, f"unexpected header {line!r}: only From, Date and Subject are allowed")
-        elif _MIME.get(match[1], match[2]) != match[2]:
-            report(number, f"{match[1]} is {match[2]!r}; only {_MIME[match[1]]!r} is supported")
-        else:
-            name = match[1]
-            headers[name] = (match[2], number)
-    return headers, len(lines)
+def _headers(head: str) -> dict[str, tuple[str, int]]:
+    """The fields of a header that a patch consists of, unfolded, each with the number of its line."""
+    fields = {match[1]: match for match in reversed([*_FIELD.finditer(head)])}
+    return {name: (re.sub("\n +", " ", found[2]), head.count("\n", 0, found.start()) + 1) for name, found in fields.items()}
 
 
 def _author(headers: dict[str, tuple[str, int]], report: _Report) -> str:

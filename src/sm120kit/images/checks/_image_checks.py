@@ -7,7 +7,7 @@ on itself are in :mod:`sm120kit.images.checks._outside`.
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from sm120kit.images.checks._expected_image import ExpectedImage, expected_image
 from sm120kit.images.checks._outside import outside
 from sm120kit.images.checks._suite_programs import CHANGED, files, required_suites, suite_digest
 from sm120kit.images.checks.quick import Baseline, find_baseline
-from sm120kit.images.image_records import Check, CheckResult, Image, VerifiedImage
+from sm120kit.images.image_records import Check, CheckResult, Image, Reported, VerifiedImage
 from sm120kit.images.local_images import LocalImages
 
 DRIVER_STUB = "driver functions"
@@ -119,7 +119,7 @@ def _inside(
     names: tuple[str, ...],
     expected: ExpectedImage,
     store: LocalImages,
-) -> Iterator[tuple[Check, Mapping[str, str]]]:
+) -> Iterator[Reported]:
     """Run the checks inside a container. Yields each with the facts that it reported."""
     with reporting.step(f"checking {image.canonical_name or image.id}"):
         programs = {f"checks/{name}": path.read_bytes() for name, path in files(expected.kind).items()}
@@ -135,7 +135,7 @@ def _inside(
     yield Check.judged("base", "stderr", *messages[:3]), {"runtime": result.runtime}
 
 
-def _timed(results: Iterator[tuple[Check, Mapping[str, str]]]) -> Iterator[tuple[Check, Mapping[str, str]]]:
+def _timed(results: Iterator[Reported]) -> Iterator[Reported]:
     """Results with the time that each took."""
     started = time.monotonic()
     for check, facts in results:
@@ -143,7 +143,7 @@ def _timed(results: Iterator[tuple[Check, Mapping[str, str]]]) -> Iterator[tuple
         started = time.monotonic()
 
 
-def _parsed(text: str) -> tuple[Check, Mapping[str, str]]:
+def _parsed(text: str) -> Reported:
     """The check and its facts in a line that ``suites/run.py`` printed."""
     try:
         line: dict[str, Any] = parse_json(text)
@@ -160,8 +160,8 @@ def _quick(expected: ExpectedImage, baseline: Baseline) -> ExpectedImage:
 
 
 def _compared_imports(
-    results: Iterable[tuple[Check, Mapping[str, str]]], baseline: Baseline, expected: ExpectedImage, store: LocalImages
-) -> Iterator[tuple[Check, Mapping[str, str]]]:
+    results: Iterable[Reported], baseline: Baseline, expected: ExpectedImage, store: LocalImages
+) -> Iterator[Reported]:
     """Results, of which the import of changed modules also passes if it fails in the image of ``baseline`` in the same way."""
     for check, facts in results:
         if (check.suite, check.verdict) == (CHANGED, CheckResult.FAILED):

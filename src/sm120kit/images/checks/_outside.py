@@ -1,7 +1,7 @@
 """Checks that a container cannot run on itself: size, history, entrypoint, device code."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from sm120kit import engines
 from sm120kit.core.digests import file_sha256
@@ -12,14 +12,12 @@ from sm120kit.images import _b12x as b12x
 from sm120kit.images._wheel_layers import VENV
 from sm120kit.images.checks._expected_image import ExpectedImage
 from sm120kit.images.checks.quick import Baseline
-from sm120kit.images.image_records import Check, CheckResult, Image
+from sm120kit.images.image_records import Check, CheckResult, Image, Reported
 from sm120kit.images.local_images import LocalImages
 from sm120kit.kernels.cubin import matching, read
 
 
-def _device_code(
-    image: Image, site: str, expected: ExpectedImage, store: LocalImages
-) -> Iterator[tuple[Check, Mapping[str, str]]]:
+def _device_code(image: Image, site: str, expected: ExpectedImage, store: LocalImages) -> Iterator[Reported]:
     """Check archs and kernels of all FlashInfer modules compiled ahead of time, read from their cubins."""
     if not expected.modules:
         return
@@ -45,7 +43,7 @@ def _device_code(
     yield Check.judged("flashinfer", "device_code", *problems), facts
 
 
-def b12x_code(image: Image, store: LocalImages) -> tuple[Check, Mapping[str, str]]:
+def b12x_code(image: Image, store: LocalImages) -> Reported:
     """Check the kernels of b12x that were compiled into the image: as recorded, for sm_120a, with FP4 instructions, and with at
     most the shared memory of SM120."""
     problems: list[str] = []
@@ -87,7 +85,7 @@ def b12x_code(image: Image, store: LocalImages) -> tuple[Check, Mapping[str, str
     return check, facts
 
 
-def rebuilt(image: Image, site: str, expected: ExpectedImage, store: LocalImages) -> Iterator[tuple[Check, Mapping[str, str]]]:
+def rebuilt(image: Image, site: str, expected: ExpectedImage, store: LocalImages) -> Iterator[Reported]:
     """Check the replaced files of repacked wheels: sha256 as recorded, modules with device code for SM12x only."""
     repacked = {name: version for name, version in sorted(expected.distributions.items()) if "+sm120kit." in version}
     repacked.pop("flashinfer-python", None)
@@ -138,9 +136,7 @@ NEEDS_GPU = {
 _SECRET = re.compile(r"(?i)(token|secret|password|api_?key|index[_-]url|find[_-]links=|https?_proxy|://[^/\s]+:[^/\s]+@)")
 
 
-def outside(
-    image: Image, expected: ExpectedImage, store: LocalImages, baseline: Baseline | None
-) -> Iterator[tuple[Check, Mapping[str, str]]]:
+def outside(image: Image, expected: ExpectedImage, store: LocalImages, baseline: Baseline | None) -> Iterator[Reported]:
     """Run the checks that a container cannot run on itself: size, history, entrypoint, device code.
 
     Device code and entrypoint of an image that differs from ``baseline`` in Python files only are not checked.
@@ -173,7 +169,7 @@ def suspect_steps(history: Sequence[str], image: Image, expected: ExpectedImage)
     return [step for step in history if _SECRET.search(step) and step not in layers and not step.endswith(wheels)]
 
 
-def _entrypoint(image: Image, expected: ExpectedImage, store: LocalImages) -> tuple[Check, Mapping[str, str]]:
+def _entrypoint(image: Image, expected: ExpectedImage, store: LocalImages) -> Reported:
     """Check that the entrypoint ends with the recipe's command, and prints help and version in a container without a GPU."""
     problems: list[str] = []
     argv = list(store.settings(image.id).get("Entrypoint") or ())
