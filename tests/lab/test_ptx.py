@@ -879,7 +879,7 @@ def test_copies_of_one_dimension_get_a_second() -> None:
 
 
 def test_sites_of_delays() -> None:
-    """Before barriers, waits, copies and the first of several stores or loads; none where a barrier is polled."""
+    """Before barriers, waits, copies and the first of several stores, atomics or loads; none where a barrier is polled."""
     body = [
         '.file 1 "a.cu"',
         ".loc 1 30 4",
@@ -894,6 +894,10 @@ def test_sites_of_delays() -> None:
         "cp.async.bulk.wait_group 0;",
         "st.param.b32 [a], %r1;",
         "@%p1 st.global.b32 [%d1], %r2;",
+        "atom.global.add.u32 %r1, [%d1], 1;",
+        "atom.global.add.u32 %r1, [%d1], 0;",
+        "st.shared.b32 [%r1], %r2;",
+        "st.global.b32 [%d1], %r2;",
     ]
     text = HEADER + ".visible .entry k()\n{\n.reg .b32 %r<9>;\n" + "\n".join(body) + "\nret;\n}\n"
     delayed, sites = perturb.with_delays(text)
@@ -904,6 +908,9 @@ def test_sites_of_delays() -> None:
         (16, "a.cu:31"),
         (17, "a.cu:31"),
         (19, "a.cu:31"),
+        (20, "a.cu:31"),
+        (22, "a.cu:31"),
+        (23, "a.cu:31"),
     ]
     assert delayed.count("nanosleep") == len(sites) and delayed.count("sm120$delays[8]") == 1
 

@@ -1,4 +1,4 @@
-"""Compare operators of FlashInfer, vLLM, SGLang and b12x, called as engines call them, with float64.
+"""Compare operators of FlashInfer and b12x, called as engines call them, with float64.
 
 A directory for the Python that has the engine, which needs nothing of sm120kit:
 
@@ -57,8 +57,6 @@ PROGRAMS = {
     ),
     "b12x_nvfp4": Program("b12x's NVFP4 operators", "b12x-operators", B12X, "gemm, moe-NAME, moe-hot"),
     "b12x_formats": Program("the block-scaled GEMM and MoE of b12x 1.5", "b12x-formats", B12X, "a format, or moe"),
-    "sglang_triton": Program("Triton kernels of SGLang", "sglang-triton", ("sglang", "triton", "torch"), "a kernel"),
-    "vllm_triton": Program("Triton kernels of vLLM", "vllm-triton", ("vllm", "triton", "torch"), "a kernel"),
 }
 """Every program, by the name of its module."""
 

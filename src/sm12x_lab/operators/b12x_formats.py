@@ -14,8 +14,8 @@ from functools import partial
 import b12x_nvfp4
 import reference
 import torch
-from b12x_nvfp4 import B12xMoeCall, interleaved
-from reference import ACCUMULATION, HALF_ULP, Expected, attempt, decode, scale_values
+from b12x_nvfp4 import B12xMoeCall
+from reference import ACCUMULATION, HALF_ULP, Expected, attempt, decode, interleaved, scale_values
 from report import OperatorReport
 
 Tensor = torch.Tensor

@@ -26,6 +26,7 @@ from reference import (
     OperatorRow,
     attempt,
     dequantized,
+    interleaved,
     quantized_interval,
     rounded,
     routed,
@@ -82,16 +83,6 @@ TILE = 128
 
 KEPT: list[Any] = []
 """b12x caches views of weights and scales by address: what it has seen must not be freed while it runs."""
-
-
-def interleaved(scales: Tensor) -> Tensor:
-    """Row-major block scales ``[..., rows, columns]`` in the layout 128x4, padded with zeros."""
-    *batch, rows, columns = scales.shape
-    tiles_m, tiles_k = -(-rows // 128), -(-columns // 4)
-    padded = torch.zeros(*batch, tiles_m * 128, tiles_k * 4, dtype=torch.uint8, device=scales.device)
-    padded[..., :rows, :columns] = scales.view(torch.uint8)
-    folds = padded.view(-1, tiles_m, 4, 32, tiles_k, 4).permute(0, 1, 4, 3, 2, 5)
-    return folds.reshape(padded.shape)
 
 
 # ---- GEMM

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import reference
 import torch
-from reference import ACCUMULATION, HALF_ULP, Expected, OperatorRow, attempt, decode, scale_values
+from reference import ACCUMULATION, HALF_ULP, Expected, OperatorRow, attempt, decode, interleaved, scale_values
 from report import OperatorReport
 
 Tensor = torch.Tensor
@@ -75,15 +75,6 @@ def powers(scales: Tensor) -> Tensor:
     """Bytes of ue8m0 as float64, from a table: PyTorch compiles ``exp2`` for the GPU that it detects, and without PTX."""
     table = torch.tensor([2.0 ** (exponent - 127) for exponent in range(256)], dtype=torch.float64, device=scales.device)
     return table[scales.long()]
-
-
-def interleaved(scales: Tensor) -> Tensor:
-    """Row-major block scales in the layout 128x4, padded with zeros: rows and columns of whole blocks."""
-    rows, columns = scales.shape
-    blocks_m, blocks_k = -(-rows // 128), -(-columns // 4)
-    padded = torch.zeros(blocks_m * 128, blocks_k * 4, dtype=torch.uint8, device=scales.device)
-    padded[:rows, :columns] = scales
-    return padded.view(blocks_m, 4, 32, blocks_k, 4).permute(0, 3, 2, 1, 4).reshape(padded.shape)
 
 
 def scaled(elements: Tensor, scales: Tensor, rows: int, columns: int) -> Tensor:
@@ -361,6 +352,8 @@ def scales_of_groups(groups: Sequence[Tensor]) -> Tensor:
     stored = torch.zeros((total + len(groups) * 127) // 128 * 128, columns, dtype=torch.uint8, device=reference.DEVICE)
     rows = 0
     for number, scales in enumerate(groups):
+        if not len(scales):
+            continue
         begin, block = (rows + number * 127) // 128 * 128, interleaved(scales)
         stored[begin : begin + len(block)] = block
         rows += len(scales)

@@ -77,6 +77,16 @@ def unswizzled(scales: Tensor, rows: int, columns: int, fold: int = 128) -> Tens
     return plain.reshape(tiles_m * fold, tiles_k * 4)[:rows, :columns]
 
 
+def interleaved(scales: Tensor) -> Tensor:
+    """Row-major block scales ``[..., rows, columns]`` in the layout 128x4, padded with zeros."""
+    *batch, rows, columns = scales.shape
+    tiles_m, tiles_k = -(-rows // 128), -(-columns // 4)
+    padded = torch.zeros(*batch, tiles_m * 128, tiles_k * 4, dtype=torch.uint8, device=scales.device)
+    padded[..., :rows, :columns] = scales.view(torch.uint8)
+    folds = padded.view(-1, tiles_m, 4, 32, tiles_k, 4).permute(0, 1, 4, 3, 2, 5)
+    return folds.reshape(padded.shape)
+
+
 def dequantized(codes: Tensor, linear_scales: Tensor) -> Tensor:
     """Elements times block scales, without the scale of the tensor; float64."""
     elements = decode(codes)

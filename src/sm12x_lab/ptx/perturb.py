@@ -1,7 +1,7 @@
 """Delays in PTX, drawn from a seed: before barriers, waits, copies and stores, per CTA, warp or lane group.
 
-Odd seeds delay at a quarter of the sites, so that a store can be later than all that does not wait for it. Where a bulk copy
-reads shared memory, the copy engine is kept busy as well, so that the copy itself is late.
+Odd seeds delay at each fourth site, the next odd seed at the next, so that a store can be later than all that does not wait for
+it. Where a bulk copy reads shared memory, the copy engine is kept busy as well, so that the copy itself is late.
 Delays change no result of a kernel whose threads wait for each other where they have to. The preloaded driver writes seed and
 range of sites into the module's machine code before it is loaded (driver_shim.c): a module is assembled once for all seeds.
 """
@@ -62,14 +62,14 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
 
 
 def _sites(listed: Iterator[PtxInstruction]) -> Iterator[PtxInstruction]:
-    """Instructions that threads wait at, or that other threads wait for; the first alone of several stores or loads in a row.
+    """Instructions that threads wait at, or that other threads wait for; of stores, atomics or loads in a row the first.
 
     Polls of a barrier have none: their number depends on time, and with it the delays that follow.
     """
     last = ""
     for instruction in listed:
         kind = _kind(instruction.modifiers)
-        if kind and not (kind == last and kind in ("store", "load")):
+        if kind and not (kind == last and kind in ("store", "shared", "atomic", "load")):
             yield instruction
         last = kind or last
 
@@ -82,8 +82,12 @@ def _kind(parts: tuple[str, ...]) -> str:
             return "" if parts[1] in ("try_wait", "test_wait", "pending_count") else "barrier"
         case "cp":
             return "wait" if {"wait_group", "wait_all", "commit_group"} & {*parts} else "copy"
-        case "st" | "red" | "atom" | "stmatrix":
-            return "" if {"param", "local"} & {*parts} else "store"
+        case "stmatrix":
+            return "shared"
+        case "st":
+            return "" if {"param", "local"} & {*parts} else "shared" if "shared" in " ".join(parts) else "store"
+        case "red" | "atom":
+            return "atomic"
         case "ldmatrix":
             return "load"
         case "ld":
@@ -163,7 +167,8 @@ setp.le.u32 sm120$on, sm120$first, {number};
 setp.gt.and.u32 sm120$on, sm120$last, {number}, sm120$on;
 mad.lo.u32 sm120$h, {number}, 2246822507, sm120$seed;
 {_mixed("sm120$h", "sm120$t")}
-and.b32 sm120$v, sm120$seed, 1; mul.lo.u32 sm120$v, sm120$v, 48; and.b32 sm120$v, sm120$v, sm120$h;
+shr.u32 sm120$t, sm120$seed, 1; xor.b32 sm120$t, sm120$t, {number % 4}; and.b32 sm120$t, sm120$t, 3;
+and.b32 sm120$v, sm120$seed, 1; mul.lo.u32 sm120$v, sm120$v, sm120$t;
 setp.eq.and.u32 sm120$on, sm120$v, 0, sm120$on;
 and.b32 sm120$t, sm120$h, 3; setp.ge.u32 sm120$p, sm120$t, 1;
 selp.b32 sm120$v, sm120$warp, 0, sm120$p; setp.ge.u32 sm120$p, sm120$t, 3;

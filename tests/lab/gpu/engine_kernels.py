@@ -1,5 +1,8 @@
 """Triton kernels of vLLM and SGLang: ``engine_kernels.py DIRECTORY [NAME...] [SEED...]`` prints a digest of each's results.
 
+``engine_kernels.py DIRECTORY compare [FILE]`` compares them with float64 (engine_references.py), with the programs of
+``src/sm12x_lab/operators`` on ``PYTHONPATH``, and writes a receipt.
+
 DIRECTORY has the Python files of both wheels, ``vllm/`` and ``sglang/``. Only the modules of the kernels are executed: others
 that they import are stand-ins, so that neither the engines' machine code nor their requirements are needed. Each kernel
 computes the same bits in each run: none adds with atomics. Without a GPU: ``TRITON_INTERPRET=1``.
@@ -34,6 +37,7 @@ OWN = (
     "vllm.third_party.flash_linear_attention.",
     "vllm.model_executor.layers.fused_moe.fused_moe",
     "vllm.model_executor.layers.quantization.utils.fp8_utils",
+    "vllm.model_executor.warmup.jit_warmup",
     "vllm.utils.math_utils",
     "sglang.kernels.ops.attention.",
     "sglang.kernels.ops.gemm.fp8_kernel",
@@ -286,6 +290,22 @@ def lines(names: list[str]) -> Iterator[str]:
         yield f"{name}: {hashlib.sha256(content).hexdigest()[:16]}{f', {odd} not finite' if odd else ''}"
 
 
+def compared(receipt: Path | None) -> int:
+    """Compare each kernel with its reference, and with that of inputs with a fault, which must differ."""
+    import engine_references as references
+    from reference import Expected, attempt
+    from report import OperatorReport
+
+    report = OperatorReport("engine-kernels", ("triton", "torch"))
+    for name, call in CALLS.items():
+        outputs, bound = references.expected(name)
+        row = attempt(name, f"{'x'.join(map(str, outputs.shape))}", Expected(outputs, bound, outputs), call)
+        report.add(row)
+        outputs, bound = references.expected(name, fault=True)
+        report.fault(f"{name}: rows are those of the row before", attempt("", "", Expected(outputs, bound, outputs), call))
+    return int(report.finish(receipt))
+
+
 def main() -> int:
     directory, *words = sys.argv[1:]
     autotune = triton.autotune  # which measures, so that its choice differs from run to run
@@ -293,6 +313,8 @@ def main() -> int:
     sys.meta_path.insert(0, StandIns(Path(directory).resolve()))
     seeds = [int(word) for word in words if word.isdecimal()]
     chosen = [name for name in CALLS if name in words] or list(CALLS)
+    if words[:1] == ["compare"]:
+        return compared(Path(words[1]) if words[1:] else None)
     if seeds:
         return hunt.forked(seeds, lambda: lines(chosen))
     for line in lines(chosen):

@@ -78,7 +78,7 @@ FAULTS = {
 
 TRITON = Path(__file__).with_name("triton_kernels.py")
 SEEDS, HEALTHY_SEEDS, AT_ONCE = range(1, 9), range(1, 51), 16
-FIRST_SECONDS, SECONDS = 240.0, 45.0
+FIRST_SECONDS, SECONDS = 240.0, 20.0
 """The time limits of a program's first run, in which modules are compiled, and of the others, which end those that hang."""
 
 Results = dict[str, str]
