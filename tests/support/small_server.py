@@ -33,6 +33,7 @@ ENGINE_FAULTS = {
     "swapped-token-hidden": "every 7th token is the second most likely one, listed as the most likely",
     "neighbour-kv": "in a batch, a layer reads the KV cache of the next request",
     "neighbour-block": "in a batch, one block of the KV cache is that of the next request",
+    "first-row-block": "in a batch, one block of the first request's KV cache is that of the next request",
     "dropped-middle": "decoding does not see the middle third of a long prompt",
     "truncated-prompt": "the middle third of a long prompt is left out before prefill",
     "block-of-other-prompt": "cached blocks are found by their position and first token alone",
@@ -230,9 +231,12 @@ class SmallEngine:
                 [*row[:middle], tuple(_fitted(a, b) for a, b in zip(row[middle], other, strict=True)), *row[middle + 1 :]]
                 for row, other in zip(past, rolled, strict=True)
             ]
-        if len(past) > 1 and "neighbour-block" in self.faults:
+        if len(past) > 1 and self.faults & {"neighbour-block", "first-row-block"}:
+            wrong = len(past) if "neighbour-block" in self.faults else 1
             past = [
                 [_first_block_of(other, own) for own, other in zip(row, past[(number + 1) % len(past)], strict=True)]
+                if number < wrong
+                else row
                 for number, row in enumerate(past)
             ]
         return past

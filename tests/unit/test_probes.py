@@ -60,7 +60,7 @@ def verdict(
 
 def answers_by_way(alone: RecordedAnswer, **changed: RecordedAnswer) -> dict[str, RecordedAnswer]:
     """Answers to two questions."""
-    return {f"{way}/{number}": changed.get(way, alone) for way in ("alone", *WAYS) for number in (0, 1)}
+    return {f"{way}/{number}": changed.get(way, alone) for way in ("alone", "crowd-alone", *WAYS) for number in (0, 1)}
 
 
 SAME = [token(f"w{number}") for number in range(12)]
@@ -77,6 +77,14 @@ def test_a_token_that_another_way_of_asking_changes_is_a_fault_unless_two_are_ab
     chosen_wrongly = spoken(*SAME, token("b", a=0.8, b=0.1))
     surely = spoken(*SAME, token("a", a=0.8, b=0.1))
     assert verdict(REPEATED_REQUESTS, answers_by_way(surely, **{way: chosen_wrongly})) is WRONG
+
+
+def test_one_request_of_a_batch_may_be_a_tie_of_experts_and_one_of_two_batches_is_a_fault() -> None:
+    alone = spoken(*SAME, token("a", a=0.96, b=0.001), *SAME)
+    far = spoken(*SAME, token("b", a=0.001, b=0.96), token("elsewhere"))
+    answers = answers_by_way(alone)
+    assert verdict(REPEATED_REQUESTS, answers | {"among/0": far}) is OK
+    assert verdict(REPEATED_REQUESTS, answers | {"among/0": far, "crowd-last/1": far}) is WRONG
 
 
 def test_lists_without_a_common_token_are_far_apart() -> None:

@@ -7,35 +7,42 @@ from typing import Any
 from sm120kit.probes.probe_prompts import QUESTIONS, inventory, words
 from sm120kit.probes.probe_records import ProbeJudgement, Recorded, answered, judged
 from sm120kit.probes.probe_session import Ask, ProbeSession, ServerProbe
-from sm120kit.probes.same_distributions import agreement, difference, problem
+from sm120kit.probes.same_distributions import FARTHEST_NATS, Difference, agreement, difference, farther, problem
 
+CROWD = ("crowd-among", "crowd-last")
+"""The other requests of a batch: a fault may be in one of its rows alone, the first as a rule."""
 WAYS = {
     "again": "again",
     "stream": "as a stream",
     "among": "among eight others",
     "last": "after eight others at once",
     "after": "after a long request",
+    **dict.fromkeys(CROWD, "among eight others"),
 }
 TOGETHER = 9
 
 
 def ask(session: ProbeSession) -> None:
-    """All questions in each way."""
+    """All questions in each way, and the others of their batches alone."""
     ask_some(session, len(QUESTIONS))
+    session.send(_crowd(session, "crowd-alone", TOGETHER - len(QUESTIONS)))
 
 
 def ask_some(session: ProbeSession, count: int) -> None:
     """``count`` of the questions in each way."""
     for way in ("alone", "again", "stream"):
         session.send(_questions(session, way, count))
-    crowd = [
-        session.chat(f"other/{number}", " ".join(words(12 * number**2 + 3, f"{session.seed}/{number}")))
-        for number in range(TOGETHER - count)
-    ]
-    session.send([*_questions(session, "among", count), *crowd], together=True)
-    session.send([*crowd, *_questions(session, "last", count)], together=True)
+    others = TOGETHER - count
+    session.send([*_questions(session, "among", count), *_crowd(session, "crowd-among", others)], together=True)
+    session.send([*_crowd(session, "crowd-last", others), *_questions(session, "last", count)], together=True)
     session.send([session.chat("long", " ".join(inventory(24, session.seed)), 2)])
     session.send(_questions(session, "after", count))
+
+
+def _crowd(session: ProbeSession, way: str, count: int) -> list[Ask]:
+    lengths = (12 * number**2 + 3 for number in range(count))
+    texts = [" ".join(words(length, f"{session.seed}/{number}")) for number, length in enumerate(lengths)]
+    return [session.chat(f"{way}/{number}", text) for number, text in enumerate(texts)]
 
 
 def _questions(session: ProbeSession, way: str, count: int) -> Iterator[Ask]:
@@ -45,16 +52,19 @@ def _questions(session: ProbeSession, way: str, count: int) -> Iterator[Ask]:
 
 
 def judge(recorded: Recorded) -> ProbeJudgement:
-    """Compare each way with the answers of the first time."""
-    alone = answered(recorded, "alone/")
-    differences = []
-    for way, words_of_way in WAYS.items():
-        pairs = zip(alone.values(), answered(recorded, f"{way}/").values(), strict=False)
-        of_way = [difference(first, second) for first, second in pairs]
+    """Compare each way with the answers of the first time, and those of a crowd with its answers alone if there are any."""
+    differences: list[Difference] = []
+    for way, said in WAYS.items():
+        first = "crowd-alone/" if way in CROWD else "alone/"
+        if way in CROWD and not any(label.startswith(first) for label in recorded):
+            continue
+        pairs = zip(answered(recorded, first).values(), answered(recorded, f"{way}/").values(), strict=False)
+        of_way = [difference(one, other) for one, other in pairs]
         if found := problem(of_way):
-            return judged(False, f"the same request {words_of_way}: {found}")
+            return judged(False, f"the same request {said}: {found}")
         differences += of_way
-    return judged(True, agreement(differences))
+    found = farther([value for each in differences for value in each.nats], FARTHEST_NATS)
+    return judged(False, f"the same request, mostly in batches: {found}") if found else judged(True, agreement(differences))
 
 
 def ask_quickly(session: ProbeSession) -> None:
