@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from carry_vllm import slim, unpack
+from carry_vllm import download, slim, unpack
 
 WHEELS = """
 annotated-types==0.7.0 apache-tvm-ffi==0.1.11 compressed-tensors==0.15.0.1 decorator==5.2.1 dill==0.4.1 distro==1.9.0
@@ -28,15 +28,6 @@ sglang-kernel==0.4.2 sniffio==1.3.1 starlette==1.0.0 tabulate==0.10.0 tokenizers
 torchao==0.17.0 transformers==5.6.0 truststore==0.10.5 typing-inspection==0.4.2 uvicorn==0.46.0 watchfiles==1.1.1
 """
 """What such a machine lacks: the closure of sglang-0.5.11-b12x, without what its server does not import."""
-PLATFORMS = (
-    "manylinux_2_35",
-    "manylinux_2_34",
-    "manylinux_2_28",
-    "manylinux_2_27",
-    "manylinux_2_17",
-    "manylinux2014",
-    "manylinux1",
-)
 STAND_IN = "def __getattr__(name):\n    if name.startswith('__'):\n        raise AttributeError(name)\n    return object\n"
 PATCHES = Path(__file__).resolve().parents[2] / "patches" / "sglang"
 LEFT_OUT = (
@@ -45,18 +36,10 @@ LEFT_OUT = (
 )
 
 
-def download(folder: Path) -> list[Path]:
-    """The wheels, for Python 3.12 on x86-64."""
-    options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp", "-d", str(folder)]
-    options += [word for each in PLATFORMS for word in ("--platform", f"{each}_x86_64")]
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", *options, *WHEELS.split()], check=True)
-    return sorted(folder.glob("*.whl"))
-
-
 def main(target: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder, "site")
-        for wheel in download(Path(folder, "wheels")):
+        for wheel in download(WHEELS, Path(folder, "wheels")):
             unpack(site, str(wheel), LEFT_OUT)
         for library in site.glob("sgl_kernel/sm90/*.so"):
             library.write_bytes(slim(bytearray(library.read_bytes())))

@@ -10,6 +10,8 @@ import os
 import sys
 from typing import Any
 
+import one_gpu
+
 
 def exchanged_rows() -> None:
     """The logits of the requests in a batch are exchanged."""
@@ -92,6 +94,7 @@ FAULTS = {
     "stale-state": stale_state,
 }
 
+one_gpu.install_sglang()
 if fault := os.environ.get("SEEDED_FAULT"):
     FAULTS[fault]()
 

@@ -1,10 +1,10 @@
 """SGLang's server of a Qwen3.5 MoE with its MTP layer on one GPU and on two: the command line of
 qwen3.5-122b-nvfp4-2x-rtx-pro-6000, the same tokens, and what ``verify server`` finds, healthy and with seeded faults.
 
-``python3 tests/gpu/sglang_two_gpus.py DIR [SERVER ...]`` on a machine with two GPUs, SGLang (``carry_sglang.py``) and ``src``
-on PYTHONPATH. All servers run at once, with models of random weights that it writes to DIR, and its logs. Prints a line for
-each comparison and each probed server. Exit code 1 if a server ends, answers other tokens where neither is a tie in a model
-whose experts all take part, or a verdict is not as expected.
+``python3 tests/gpu/sglang_two_gpus.py DIR [SERVER ...]`` with SGLang (``carry_sglang.py``) and ``src`` on PYTHONPATH. On a
+machine with one GPU both ranks share it (``one_gpu.py``). All servers run at once, with models of random weights that it writes
+to DIR, and its logs. Prints each comparison and each probed server as soon as it is known. Exit code 1 if a server ends,
+answers other tokens where neither is a tie in a model whose experts all take part, or a verdict is not as expected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,13 +19,13 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Container, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src"), str(HERE.parent / "support")]
+
+import one_gpu  # noqa: E402
 
 CONFIGURATION = HERE.parents[1] / "recipes" / "configurations" / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml"
 NOT_ON_HOPPER = {
@@ -39,9 +38,9 @@ COMPARABLE = {"--attention-backend": "triton", "--kv-cache-dtype": "auto"}
 """Other values, with which two GPUs can give the tokens of one: a cache in bfloat16. Triton compiles less than FlashInfer."""
 ADDED = (
     *("--max-total-tokens", "131072", "--max-mamba-cache-size", "150", "--max-running-requests", "32"),
-    *("--grammar-backend", "none", "--skip-server-warmup", "--enforce-disable-flashinfer-allreduce-fusion"),
+    *("--grammar-backend", "none", "--skip-server-warmup", "--enforce-disable-flashinfer-allreduce-fusion", "--sleep-on-idle"),
 )
-"""Many servers share a GPU; there is no xgrammar; that fusion is for Hopper and B200 only, and uses NVLink multicast."""
+"""Many servers share a machine; there is no xgrammar; that fusion is for Hopper and B200 only, and uses NVLink multicast."""
 SPECULATION = (
     "--speculative-algorithm",
     "--speculative-num-steps",
@@ -66,6 +65,17 @@ class Server:
     fault: str = ""
     refused: str = ""
     gpu: int = 0
+    truth: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.world
+
+    @property
+    def exact(self) -> bool:
+        """Whether its answers must be those of ``like``, but for ties."""
+        return self.model == "all-experts"
 
 
 SERVERS = {
@@ -192,7 +202,7 @@ def arguments(server: Server) -> list[str]:
     return [*kept, *ADDED, *server.more]
 
 
-def started(name: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
+def started(name: str, port: int, folder: Path, gpus: int) -> subprocess.Popen[bytes]:
     """The process of a server, in a session of its own."""
     server = SERVERS[name]
     environment = {
@@ -203,7 +213,9 @@ def started(name: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
     }
     environment |= {"OMP_NUM_THREADS": "1", "SGLANG_ENABLE_SPEC_V2": "True", "NCCL_P2P_LEVEL": "SYS", "NCCL_NVLS_ENABLE": "0"}
     if server.world == 1:
-        environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu)
+        environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu % gpus)
+    elif gpus < server.world:
+        environment |= one_gpu.variables()
     argv = [sys.executable, str(HERE / "sglang_faults.py"), "--model-path", str(folder / server.model), "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--served-model-name", "small", *arguments(server)]
     log = (folder / f"{name}.log").open("wb")
@@ -219,60 +231,23 @@ def listening(port: int, process: subprocess.Popen[bytes], until: float) -> bool
     return False
 
 
-def judged(name: str, port: int, process: subprocess.Popen[bytes], until: float) -> tuple[float, Any, tuple[bool, list[str]]]:
-    """When a server answers, its answers, and what the probes find. A server that does not answer has no answers."""
-    from vllm_servers import answers, probed
-
-    begin = time.monotonic()
-    if not listening(port, process, until):
-        return 0.0, None, (False, [])
-    seconds = time.monotonic() - begin
-    return seconds, answers(port), probed(port, None)
-
-
 def main(folder: Path, names: list[str]) -> bool:
+    import torch
+    import vllm_servers
     from compile_watch import Processes
-    from vllm_servers import compared
 
     folder.mkdir(parents=True, exist_ok=True)
     models(folder)
     compilers = Processes()
     compilers.start()
-    until, failed = time.monotonic() + float(os.environ.get("READY_SECONDS", "240")), False
+    gpus = torch.cuda.device_count() or 1
     ports = {name: 18100 + 20 * number for number, name in enumerate(names)}
-    processes = {name: started(name, port, folder) for name, port in ports.items()}
-    try:
-        with ThreadPoolExecutor(len(names)) as pool:
-            pending = {name: pool.submit(judged, name, ports[name], processes[name], until) for name in names}
-            taken: dict[str, Any] = {}
-            for name, server in SERVERS.items():
-                if name not in pending:
-                    continue
-                seconds, taken[name], (wrong, found) = pending[name].result()
-                log = (folder / f"{name}.log").read_text(errors="replace").splitlines()
-                right = (
-                    wrong == bool(server.fault)
-                    if taken[name]
-                    else any(server.refused in line for line in log if server.refused)
-                )
-                failed |= not right
-                text = f"answers after {seconds:.0f} s" if taken[name] else "no answer"
-                print(
-                    f"{name}: {text}, {'wrong' if wrong else 'none wrong'}, {'as' if right else 'NOT as'} expected", flush=True
-                )
-                accepted = [line for line in log if "accept" in line and "Decode batch" in line]
-                print(*(found or log[-25:]), *accepted[-1:], sep="\n    ", flush=True)
-                if taken.get(server.like) and taken[name]:
-                    result = compared(taken[server.like], taken[name])
-                    failed |= bool(result["other"]) and server.model == "all-experts" and not server.fault
-                    print(f"    against {server.like}: {json.dumps(result)}", flush=True)
-            print("processes of compilers:", dict(Counter(each["process"] for each in compilers.seen.values())), flush=True)
-    finally:
-        compilers.ended.set()
-        for process in processes.values():
-            os.killpg(process.pid, signal.SIGKILL)
-    return failed
+    run = vllm_servers.Run(folder, SERVERS, ports, lambda name, port: started(name, port, folder, gpus))
+    right = run.all(listening, reads=False)
+    compilers.ended.set()
+    print("processes of compilers:", dict(Counter(each["process"] for each in compilers.seen.values())), flush=True)
+    return right
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:] or list(SERVERS)))
+    sys.exit(not main(Path(sys.argv[1]), sys.argv[2:] or list(SERVERS)))

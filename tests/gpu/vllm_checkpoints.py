@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ LAYERS, EXPERTS, CHOSEN = 4, 32, 4
 
 
 def small(folder: Path) -> None:
-    """Qwen3 with and without experts, and GLM-4.5 with a layer of multi-token prediction."""
+    """Qwen3 with and without experts, with all of them for each token, and GLM-4.5 with a layer of multi-token prediction."""
     import torch
     from safetensors.torch import load_file, save_file
     from small_models import probe_tokenizer, tiny_model, word_ids
@@ -29,7 +30,7 @@ def small(folder: Path) -> None:
     for name, experts in (("moe", 8), ("dense", 0)):
         model = tiny_model(len(tokenizer), experts=experts)
         model.lm_head.weight.data *= words
-        model.save_pretrained(folder / name)
+        model.bfloat16().save_pretrained(folder / name)  # in float32 the weights are those of bfloat16
     layers = 3
     config = {"num_hidden_layers": layers + 1, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2, "head_dim": 64, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1}
@@ -47,7 +48,10 @@ def small(folder: Path) -> None:
     save_file(weights, folder / "glm" / "model.safetensors", {"format": "pt"})
     file = folder / "glm" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}))
-    for model in ("moe", "dense", "glm"):
+    shutil.copytree(folder / "moe", folder / "all-experts", dirs_exist_ok=True)
+    file = folder / "all-experts" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_experts_per_tok": 8}))
+    for model in ("moe", "all-experts", "dense", "glm"):
         tokenizer.save_pretrained(folder / model)
 
 

@@ -64,6 +64,37 @@ def blocks_by_length() -> None:
     )
 
 
+def neighbour_blocks() -> None:
+    """A decoding step of two or more requests reads the first one's cache in the blocks of the second."""
+    from vllm.v1.worker.gpu.block_table import BlockTables
+
+    original = BlockTables.gather_block_tables
+
+    def changed(self: Any, idx_mapping: Any, *args: Any, **named: Any) -> Any:
+        tables = original(self, idx_mapping, *args, **named)
+        if len(idx_mapping) > 1:
+            for table in tables:
+                table[0, 0] = table[1, 0]
+        return tables
+
+    BlockTables.gather_block_tables = changed
+
+
+def half_scale_layer() -> None:
+    """The attention of the second layer has half of its scale."""
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
+    original = RowParallelLinear.forward
+
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        output = original(self, *args, **named)
+        if "layers.1.self_attn" not in self.prefix:
+            return output
+        return (output[0] / 2, output[1]) if isinstance(output, tuple) else output / 2
+
+    RowParallelLinear.forward = forward
+
+
 def drafts_all() -> None:
     """Every draft is accepted."""
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
@@ -86,5 +117,7 @@ FAULTS = {
     "left-out-all-reduce": left_out_all_reduce,
     "exchanged-rows": exchanged_rows,
     "blocks-by-length": blocks_by_length,
+    "neighbour-blocks": neighbour_blocks,
+    "half-scale-layer": half_scale_layer,
     "drafts-all": drafts_all,
 }

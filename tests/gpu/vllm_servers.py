@@ -1,9 +1,9 @@
-"""vLLM's server on one GPU and on several: the same tokens, and what ``verify server`` finds, healthy and with seeded faults.
+"""vLLM's server with one rank and with several: the same tokens, and what ``verify server`` finds, healthy and with faults.
 
-``python3 tests/gpu/vllm_servers.py DIR WORLD [SERVER ...]`` on a machine with two or four GPUs, vLLM and FlashInfer
-(``carry_vllm.py``) and ``src`` on PYTHONPATH. All servers run at once, with models of random weights that it writes to DIR, and
-its logs. Prints a line for each comparison and each probed server. Exit code 1 if a server ends, answers other tokens in
-float32 than one GPU where neither is a tie, or a verdict is not as expected.
+``python3 tests/gpu/vllm_servers.py DIR WORLD [SERVER ...]`` with vLLM and FlashInfer (``carry_vllm.py``) and ``src`` on
+PYTHONPATH. With fewer GPUs than ranks all ranks share one (``one_gpu.py``). All servers run at once, with models of random
+weights that it writes to DIR, and its logs. Prints each comparison and each probed server as soon as it is known. Exit code 1
+if a server ends, answers other tokens in float32 than one rank where neither is a tie, or a verdict is not as expected.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import one_gpu
 import vllm_checkpoints
 
 HERE = Path(__file__).resolve().parent
@@ -46,9 +49,9 @@ SAFE |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0
 
 @dataclass(frozen=True)
 class Server:
-    """On all GPUs, or with ``gpu`` on one of them; ``like`` names the server on one GPU with the same weights.
+    """With all ranks, or with ``gpu`` one rank on that GPU; ``like`` names the server of one rank with the same weights.
 
-    ``fault`` is seeded and must be found.
+    ``fault`` is seeded and must be found, with the server ``like`` as a reference. ``truth`` names one in float32.
     """
 
     model: str
@@ -58,15 +61,29 @@ class Server:
     fault: str = ""
     gpu: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    truth: str = ""
+    refused: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """1, or more than that."""
+        return 1 if self.gpu is not None else 2
+
+    @property
+    def exact(self) -> bool:
+        """Whether its answers must be those of ``like``, but for ties."""
+        return self.dtype == "float32"
 
 
 SERVERS = {
-    "one": Server("moe", EAGER, gpu=0),
-    "one-again": Server("moe", EAGER, "one", gpu=1),
-    "several": Server("moe", EAGER, "one"),
-    "several-nccl": Server("moe", (*EAGER, *NCCL), "one"),
-    "several-graphs-chunks": Server("moe", (*CAPTURED, *CHUNKS), "one"),
-    "several-pcie-ipc": Server("moe", (*CAPTURED, *CHUNKS), "one", environment=PCIE_IPC),
+    "one": Server("moe", EAGER, gpu=0, truth="one-float32"),
+    "one-again": Server("moe", EAGER, "one", gpu=1, truth="one-float32"),
+    "several": Server("moe", EAGER, "one", truth="one-float32"),
+    "several-nccl": Server("moe", (*EAGER, *NCCL), "one", truth="one-float32"),
+    "several-graphs-chunks": Server("moe", (*CAPTURED, *CHUNKS), "one", truth="one-float32"),
+    "several-pcie-ipc": Server("moe", (*CAPTURED, *CHUNKS), "one", environment=PCIE_IPC, truth="one-float32"),
+    "all-experts-one": Server("all-experts", EAGER, gpu=0),
+    "all-experts-several": Server("all-experts", EAGER, "all-experts-one"),
     "one-ngram": Server("moe", (*EAGER, *SPECULATE), "one", gpu=1),
     "several-ngram": Server("moe", (*EAGER, *SPECULATE), "one"),
     "one-float32": Server("moe", EAGER, dtype="float32", gpu=0),
@@ -79,13 +96,16 @@ SERVERS = {
     "dense-several-float16-pcie-ipc": Server("dense", CAPTURED, "dense-one-float16", "float16", environment=PCIE_IPC),
     "mtp-off": Server("glm", EAGER, dtype="float32", gpu=0),
     "mtp-one": Server("glm", (*EAGER, *MTP), "mtp-off", "float32", gpu=1),
+    "mtp-one-graphs-chunks": Server("glm", (*CAPTURED, *CHUNKS, *MTP), "mtp-off", "float32", gpu=1),
     "mtp-several-graphs-chunks": Server("glm", (*CAPTURED, *CHUNKS, *MTP), "mtp-off", "float32"),
     "mtp-several-bfloat16-pcie-ipc": Server("glm", (*CAPTURED, *CHUNKS, *MTP), environment=PCIE_IPC),
     "stale-all-reduce": Server("moe", EAGER, fault="stale-all-reduce"),
     "left-out-all-reduce": Server("moe", EAGER, "one", fault="left-out-all-reduce"),
-    "exchanged-rows": Server("moe", EAGER, fault="exchanged-rows"),
-    "blocks-by-length": Server("moe", EAGER, fault="blocks-by-length"),
-    "drafts-all": Server("moe", (*EAGER, *SPECULATE), fault="drafts-all"),
+    "exchanged-rows": Server("moe", EAGER, gpu=0, fault="exchanged-rows"),
+    "blocks-by-length": Server("moe", EAGER, gpu=0, fault="blocks-by-length"),
+    "neighbour-blocks": Server("moe", EAGER, gpu=0, fault="neighbour-blocks"),
+    "half-scale-layer": Server("moe", EAGER, "one", gpu=0, fault="half-scale-layer"),
+    "drafts-all": Server("moe", (*EAGER, *SPECULATE), gpu=0, fault="drafts-all"),
 }
 PROBES = [
     "log-probabilities",
@@ -95,7 +115,9 @@ PROBES = [
     "cached prefixes",
     "needles",
 ]
-PLUGINS = "[vllm.general_plugins]\nseeded = vllm_faults:seed\nwatched = compile_watch:install\n"
+Begin = Callable[[str, int], "subprocess.Popen[bytes]"]
+Listening = Callable[[int, "subprocess.Popen[bytes]", float], bool]
+PLUGINS = "[vllm.general_plugins]\nshared = one_gpu:install\nseeded = vllm_faults:seed\nwatched = compile_watch:install\n"
 
 
 def launch(argv: list[str], environment: Mapping[str, str], folder: Path, name: str) -> subprocess.Popen[bytes]:
@@ -131,15 +153,18 @@ def end(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def started(name: str, port: int, folder: Path, world: int) -> subprocess.Popen[bytes]:
+def started(name: str, port: int, folder: Path, world: int, gpus: int) -> subprocess.Popen[bytes]:
     """The process of a server."""
     server = SERVERS[name]
     environment = {**server.environment, "SEEDED_FAULT": server.fault}
     if server.gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu)
+        environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu % gpus)
+    elif gpus < world:
+        environment |= one_gpu.variables()
     argv = [str(folder / server.model), "--port", str(port), "--dtype", server.dtype]
     argv += ["--tensor-parallel-size", str(world if server.gpu is None else 1), "--max-model-len", "2048"]
-    argv += ["--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "1G", "--attention-backend", "TRITON_ATTN"]
+    argv += ["--distributed-executor-backend", "mp"] if server.gpu is None else []
+    argv += ["--gpu-memory-utilization", "0.03", "--kv-cache-memory-bytes", "1G", "--attention-backend", "TRITON_ATTN"]
     return launch([*argv, *server.arguments], environment, folder, name)
 
 
@@ -154,43 +179,79 @@ def ready(port: int, process: subprocess.Popen[bytes], until: float) -> bool:
     return False
 
 
-def answers(port: int) -> list[list[tuple[str, dict[str, float]]]]:
-    """Of each prompt the tokens with the most likely ones at their places."""
+def completion(port: int, prompt: str, **more: Any) -> dict[str, Any]:
+    """A greedy answer."""
+    body = {"model": "small", "prompt": prompt, "temperature": 0, **more}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        choice: dict[str, Any] = json.load(response)["choices"][0]
+    return choice
+
+
+def prompts() -> list[str]:
+    """Of 1 to 621 words."""
     from sm120kit.probes import probe_prompts
 
     words = " ".join(probe_prompts.inventory(60, "two")).split()
-    prompts = [" ".join(words[:length]) for length in (1 + 20 * number for number in range(PROMPTS))]
+    return [" ".join(words[:length]) for length in (1 + 20 * number for number in range(PROMPTS))]
+
+
+def answers(port: int, together: int = TOGETHER) -> list[list[tuple[str, dict[str, float]]]]:
+    """Of each prompt the tokens with the most likely ones at their places."""
 
     def answer(prompt: str) -> list[tuple[str, dict[str, float]]]:
-        body = {"model": "small", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": TOP, "ignore_eos": True}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=120) as response:
-            listed = json.load(response)["choices"][0]["logprobs"]
+        listed = completion(port, prompt, max_tokens=TOKENS, logprobs=TOP, ignore_eos=True)["logprobs"]
         return list(zip(listed["tokens"], listed["top_logprobs"], strict=True))
 
+    with ThreadPoolExecutor(together) as pool:
+        return list(pool.map(answer, prompts()))
+
+
+def read(port: int) -> list[float]:
+    """The log-probability of each token of the prompts."""
+
+    def one(prompt: str) -> list[float]:
+        listed = completion(port, prompt, max_tokens=1, prompt_logprobs=0)["prompt_logprobs"][1:]
+        return [next(iter(each.values()))["logprob"] for each in listed]
+
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return list(pool.map(answer, prompts))
+        return [each for found in pool.map(one, prompts()) for each in found]
+
+
+def apart(one: list[float], two: list[float]) -> dict[str, float]:
+    """How far log-probabilities of the same tokens are from each other."""
+    gaps = sorted(abs(a - b) for a, b in zip(one, two, strict=True))
+    shown = {"tokens": len(gaps), "mean": statistics.fmean(gaps), "median": gaps[len(gaps) // 2]}
+    return {name: round(value, 5) for name, value in {**shown, "p99": gaps[len(gaps) * 99 // 100], "max": gaps[-1]}.items()}
 
 
 def compared(one: list[Any], two: list[Any]) -> dict[str, Any]:
-    """Equal answers, ties where the others part, and the largest difference of a log-probability before that."""
-    equal, parts, worst = 0, [], 0.0
+    """Equal answers; where the others part, the first one's gap between both tokens, and by how much that gap differs in the
+    second; how much it differs between the two most likely tokens at all places before that: median, 99th percentile, largest.
+    """
+    equal, parts, swings, worst = 0, [], [], 0.0
     for a, b in zip(one, two, strict=True):
         first = next((number for number, (x, y) in enumerate(zip(a, b, strict=False)) if x[0] != y[0]), None)
         equal += first is None
-        for (_, x), (_, y) in list(zip(a, b, strict=False))[: None if first is None else first + 1]:
-            worst = max([worst, *(abs(x[token] - y[token]) for token in x.keys() & y.keys())])
+        for (token, x), (_, y) in list(zip(a, b, strict=False))[: None if first is None else first + 1]:
+            worst = max([worst, *(abs(x[each] - y[each]) for each in x.keys() & y.keys())])
+            other = next((each for each in sorted(x, key=x.__getitem__, reverse=True) if each != token), token)
+            swings += [abs(x[token] - x[other] - y[token] + y[other])] if {token, other} <= y.keys() else []
         if first is not None:
-            ours, other = a[first][1], b[first][0]
-            parts.append(round(max(ours.values()) - ours.get(other, float("-inf")), 4))
+            (ours, x), (theirs, y) = a[first], b[first]
+            gap = x[ours] - x.get(theirs, float("-inf"))
+            parts.append((round(gap, 4), round(gap + y[theirs] - y.get(ours, float("-inf")), 4)))
+    swings.sort()
+    noise = [round(swings[min(len(swings) - 1, len(swings) * share // 100)], 4) for share in (50, 99, 100)] if swings else []
     return {
         "equal": equal,
         "of": len(one),
         "part": sorted(parts),
+        "noise": noise,
         "differ": round(worst, 5),
-        "other": sum(gap > TIE_NATS for gap in parts),
+        "other": sum(gap > TIE_NATS for gap, _ in parts),
     }
 
 
@@ -206,8 +267,9 @@ def probed(port: int, reference: int | None) -> tuple[bool, list[str]]:
 
 
 def accepted(port: int) -> str:
-    """What the server's metrics say of drafts, and its all-reduces."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    """What the server's metrics say of drafts, if it has metrics."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     found = {line.split("{")[0].rpartition(":")[2]: line.split()[-1] for line in lines if line.startswith("vllm:spec_decode")}
     return ", ".join(f"{name} {value}" for name, value in found.items() if "total" in name)
@@ -250,27 +312,122 @@ def judged(alive: list[str], ports: Mapping[str, int], servers: Mapping[str, Ser
     return right
 
 
+class Run:
+    """Servers with their ports and processes, and what is known of them so far.
+
+    ``begin`` starts a server, those of several ranks ``LATER`` seconds after the others; ``listening`` waits for it;
+    ``reads``: it lists the log-probabilities of prompts.
+    """
+
+    def __init__(self, folder: Path, servers: Mapping[str, Any], ports: Mapping[str, int], begin: Begin) -> None:
+        self.folder, self.servers, self.ports = folder, servers, ports
+        self.since, self.right, self.lock = time.monotonic(), True, threading.RLock()
+        self.begin = begin
+        self.done = {name: threading.Event() for name in ports}
+        self.alive: set[str] = set()
+        self.answers: dict[str, Any] = {}
+        self.read: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def note(self, name: str, key: str, value: Any) -> None:
+        """Keep a result of a server in ``results.json``, by its model."""
+        with self.lock:
+            self.results.setdefault(self.servers[name].model, {}).setdefault(name, {})[key] = value
+            (self.folder / "results.json").write_text(json.dumps(self.results, indent=1))
+
+    def say(self, *lines: str) -> None:
+        with self.lock:
+            print(f"[{time.monotonic() - self.since:.0f} s] {lines[0]}", *lines[1:], sep="\n    ", flush=True)
+
+    def compare(self, name: str) -> None:
+        """Print a server against its like and its truth, and those that it is the like or truth of, where both are known."""
+        for each in self.answers:
+            server = self.servers[each]
+            if name in (each, server.like) and server.like in self.answers:
+                result = compared(self.answers[server.like], self.answers[each])
+                self.right &= not result["other"] or not server.exact or bool(server.fault)
+                self.note(each, f"against {server.like}", result)
+                self.say(f"{each} against {server.like}: {json.dumps(result)}")
+        for each in self.read:
+            for other in sorted({self.servers[each].like, self.servers[each].truth} & self.read.keys()):
+                if name in (each, other):
+                    self.note(each, f"prompts against {other}", apart(self.read[other], self.read[each]))
+                    self.say(f"{each}, prompts against {other}: {json.dumps(apart(self.read[other], self.read[each]))}")
+
+    def ask(self, name: str, until: float, listening: Listening, reads: bool) -> None:
+        """Wait for a server, and compare its answers."""
+        server = self.servers[name]
+        if not listening(self.ports[name], self.processes[name], until):
+            log = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+            expected = bool(server.refused) and any(server.refused in line for line in log)
+            self.right &= expected
+            errors = [line for line in log if "Error" in line or "error:" in line]
+            self.note(name, "no answer", errors[:12])
+            self.say(f"{name}: no answer, {'as' if expected else 'NOT as'} expected", *errors[:12], *log[-6:])
+            return
+        self.say(f"{name}: answers")
+        found, tokens = answers(self.ports[name]), read(self.ports[name]) if reads else None
+        with self.lock:
+            self.alive.add(name)
+            self.answers[name] = found
+            self.read |= {name: tokens} if reads else {}
+            self.compare(name)
+        if any(each.like == name and not each.exact for each in self.servers.values()):
+            alone = compared(found, answers(self.ports[name], 1))
+            self.note(name, "one by one against itself", alone)
+            self.say(f"{name} one by one against itself: {json.dumps(alone)}")
+
+    def probe(self, name: str) -> None:
+        """What ``verify server`` finds; a faulty server's reference is waited for."""
+        server = self.servers[name]
+        if server.fault and server.like in self.done:
+            self.done[server.like].wait()
+        reference = self.ports[server.like] if server.fault and server.like in self.alive else None
+        wrong, found = probed(self.ports[name], reference)
+        expected = wrong == bool(server.fault)
+        self.right &= expected
+        verdict = f"{'wrong' if wrong else 'none wrong'}, {'as' if expected else 'NOT as'} expected"
+        self.note(name, "verify server", {"wrong": wrong, "expected": expected, "probes": found})
+        stated = log_lines(self.folder, name, ("all-reduce backends", "PCIe IPC", "accept rate", "accept len"))
+        self.say(f"{name}: {verdict}; {accepted(self.ports[name])}", *found, *(line[:300] for line in stated[-3:]))
+
+    def one(self, name: str, until: float, listening: Listening, reads: bool) -> None:
+        """All of one server; an error is printed, as the others go on."""
+        try:
+            if self.servers[name].ranks > 1:
+                time.sleep(float(os.environ.get("LATER", "0")))
+            self.processes[name] = self.begin(name, self.ports[name])
+            self.ask(name, until, listening, reads)
+            self.done[name].set()
+            if name in self.alive:
+                self.probe(name)
+        except Exception as error:
+            self.right = False
+            self.say(f"{name}: {error!r}")
+        finally:
+            self.done[name].set()
+
+    def all(self, listening: Listening, *, reads: bool) -> bool:
+        """Whether all is as expected; the servers end."""
+        until = time.monotonic() + float(os.environ.get("READY_SECONDS", "300"))
+        signal.signal(signal.SIGTERM, lambda number, frame: (end(self.processes), os._exit(1)))
+        try:
+            with ThreadPoolExecutor(len(self.ports)) as pool:
+                list(pool.map(lambda name: self.one(name, until, listening, reads), self.ports))
+        finally:
+            end(self.processes)
+        return self.right
+
+
 def main(folder: Path, world: int, names: list[str]) -> bool:
+    import torch
+
     folder.mkdir(parents=True, exist_ok=True)
     vllm_checkpoints.small(folder)
+    gpus = torch.cuda.device_count() or 1
     ports = {name: 18100 + number for number, name in enumerate(names)}
-    processes = {name: started(name, port, folder, world) for name, port in ports.items()}
-    try:
-        alive = all_ready(processes, ports, folder, 300)
-        right = len(alive) == len(names)
-        with ThreadPoolExecutor(len(names)) as pool:
-            taken = dict(zip(alive, pool.map(lambda name: answers(ports[name]), alive), strict=True))
-        for name in alive:
-            server = SERVERS[name]
-            if server.like in taken:
-                result = compared(taken[server.like], taken[name])
-                right &= not result["other"] or server.dtype != "float32" or bool(server.fault)
-                print(f"{name} against {server.like}: {json.dumps(result)}", flush=True)
-            for line in log_lines(folder, name, ("all-reduce backends", "PCIe IPC")) if server.gpu is None else ():
-                print(f"    {line[:300]}")
-        return judged(alive, ports, SERVERS) and right
-    finally:
-        end(processes)
+    return Run(folder, SERVERS, ports, lambda name, port: started(name, port, folder, world, gpus)).all(ready, reads=True)
 
 
 if __name__ == "__main__":

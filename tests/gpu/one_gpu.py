@@ -1,0 +1,54 @@
+"""Several ranks of vLLM, of which it is a plugin, and of SGLang on one GPU, where ``RANKS_SHARE_GPU`` names a library.
+
+NCCL allows it from 2.30 on: ``NCCL_LIBRARY`` names its ``libnccl.so.2``, which is loaded in the place of PyTorch's. Without it,
+gloo takes the place of NCCL in vLLM. Ranks wait for each other in kernels: under MPS, nine servers of SGLang, five of them of
+two ranks, stood still for good. Without MPS they take turns.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def variables() -> dict[str, str]:
+    """The environment of such an engine."""
+    if not (library := os.environ.get("NCCL_LIBRARY", "")):
+        return {"RANKS_SHARE_GPU": "gloo", "VLLM_DISABLE_PYNCCL": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    shared = {"RANKS_SHARE_GPU": "nccl", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "CUDA_VISIBLE_DEVICES": "0"}
+    return shared | {"LD_PRELOAD": library, "VLLM_NCCL_SO_PATH": library, "SGLANG_NCCL_SO_PATH": library}
+
+
+def install() -> None:
+    """Give each of vLLM's ranks GPU 0, which it can reach, as it can reach its own."""
+    if not os.environ.get("RANKS_SHARE_GPU"):
+        return
+    from vllm.config.parallel import ParallelConfig
+    from vllm.distributed.device_communicators import custom_all_reduce
+    from vllm.platforms import current_platform
+
+    platform: Any = type(current_platform)
+    parallel: Any = ParallelConfig
+    parallel.get_local_gpu_index = lambda self, rank, dp_local_rank=None: 0
+    custom_all_reduce._can_p2p = lambda rank, world: True
+    platform.is_fully_connected = classmethod(lambda cls, devices: True)
+    platform.dist_backend = os.environ["RANKS_SHARE_GPU"]
+
+
+def install_sglang() -> None:
+    """Give each of SGLang's ranks GPU 0."""
+    if not os.environ.get("RANKS_SHARE_GPU"):
+        return
+    from sglang.srt import server_args
+    from sglang.srt.distributed.device_communicators import custom_all_reduce_utils
+
+    arguments: Any = server_args.ServerArgs
+    original = arguments.check_server_args
+
+    def check(self: Any) -> None:
+        original(self)
+        self.gpu_id_step = 0
+
+    arguments.check_server_args = check
+    custom_all_reduce_utils.can_p2p = lambda rank, world: True
+    custom_all_reduce_utils.is_full_nvlink = lambda devices, world: True
