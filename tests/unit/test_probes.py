@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import http_served
 
 from sm120kit import probes
 from sm120kit.bench.client import EndedRequest
@@ -85,6 +88,31 @@ def test_one_request_of_a_batch_may_be_a_tie_of_experts_and_one_of_two_batches_i
     answers = answers_by_way(alone)
     assert verdict(REPEATED_REQUESTS, answers | {"among/0": far}) is OK
     assert verdict(REPEATED_REQUESTS, answers | {"among/0": far, "crowd-last/1": far}) is WRONG
+
+
+def test_a_first_request_that_fails_does_not_hide_log_probabilities() -> None:
+    """It may compile for longer than a request may take."""
+    posts: list[dict[str, Any]] = []
+
+    class Cold(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            listed = {"content": [{"token": "one", "logprob": -0.1, "top_logprobs": []}]}
+            choice = {"index": 0, "message": {"role": "assistant", "content": "one"}, "logprobs": listed}
+            body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}).encode()
+            self.send_response(503 if len(posts) == 1 else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with http_served(Cold) as url:
+        session = ProbeSession(Endpoint.parse(url), "small", "seed", time.monotonic() + 60)
+        session.measure()
+    assert session.lists and all("logprobs" in each for each in posts)
 
 
 def test_lists_without_a_common_token_are_far_apart() -> None:

@@ -157,7 +157,8 @@ class ProbeSession:
             ServerFailed: the server does not answer.
         """
         question = "Count from one to twenty in words."
-        (first,) = self.send([self.chat("first", question, SHORT)])
+        for _ in range(2):  # the first request of all may compile for longer than a request may take
+            (first,) = self.send([self.chat("first", question, SHORT)])
         self.lists = not first.error  # some servers refuse log-probabilities
         answers = self.send(
             self.chat(label, question, tokens) for label, tokens in (("first", SHORT), ("one", 1), ("timed", SHORT))
