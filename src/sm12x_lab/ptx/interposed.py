@@ -125,8 +125,8 @@ class Interposition:
         """The variables of a program that runs with the preloaded driver.
 
         Triton assembles its kernels with a program of its own, which is replaced by one that rewrites them first. CuTe DSL
-        assembles them itself, and keeps the PTX beside the machine code that it loads. All compile anew: what they compiled
-        before has no PTX, or is for the GPU of its name, by which Inductor finds what it compiled for Hopper.
+        assembles them itself, and keeps the PTX beside the machine code that it loads. Both compile anew: what they compiled
+        before has no PTX, or is for the GPU of its name.
         """
         others = os.environ.get("LD_PRELOAD", "")
         triton = {name: str(self.directory / "ptxas") for name in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")}
@@ -136,8 +136,6 @@ class Interposition:
             "SM120KIT_PTX_REWRITER": str(self.directory / "rewriter"),
             **triton,
             "TRITON_CACHE_DIR": str(self.directory / "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.directory / "inductor"),
-            "VLLM_CACHE_ROOT": str(self.directory / "vllm"),
             "CUTE_DSL_KEEP_PTX": "1",
             "CUTE_DSL_KEEP_CUBIN": "1",
             "CUTE_DSL_DUMP_DIR": str(self.directory / images.CUTE_DSL),
