@@ -137,9 +137,9 @@ def kv_specs(session: nox.Session) -> None:
 
 @nox.session
 def plans(session: nox.Session) -> None:
-    """Record plans of repositories of the Hub, and what vLLM selects and needs for them: 10 GB of downloads."""
+    """Record plans of repositories of the Hub, and what vLLM or a named recipe selects and needs: 10 GB of downloads."""
     session.install("-e", ".")
-    session.run("python", "tests/arguments/plans.py")
+    session.run("python", "tests/arguments/plans.py", *session.posargs)
 
 
 @nox.session

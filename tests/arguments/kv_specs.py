@@ -67,8 +67,8 @@ def write_pools(name: str, python: Path, env: dict[str, str]) -> None:
     probe = [python, POOLS_PROBE, backends.SUITES]
     record = parser.load(name)
     assert record
-    classes = record.models["architectures"]
-    configs = _answers([*probe, "defaults"], env, classes) | {model: case["config"] for model, case in recorded().items()}
+    configs = pool_defaults(python, env, record.models["architectures"])
+    configs |= {model: case["config"] for model, case in recorded().items()}
     cases = {}
     for model, config in configs.items():
         for options in ["", *VARIANTS.get(model, [])]:
@@ -80,6 +80,11 @@ def write_pools(name: str, python: Path, env: dict[str, str]) -> None:
         entry = found if found["refusal"] else found | {"argv": cases[case]["argv"]} | known
         lines.append(f"{json.dumps(case)}: {json.dumps(entry)}")
     POOLS.write_text(f'{{"recipe": {json.dumps(name)}, "cases": {{\n' + ",\n".join(lines) + "\n}}\n")
+
+
+def pool_defaults(python: Path, env: dict[str, str], classes: list[str]) -> dict[str, Any]:
+    """The ``config.json`` of SGLang's classes whose configuration class has defaults."""
+    return _answers([python, POOLS_PROBE, backends.SUITES, "defaults"], env, classes)
 
 
 def recorded() -> dict[str, Any]:

@@ -1,14 +1,18 @@
-"""Compare plans of repositories of the Hub with vLLM itself: ``plans.py``.
+"""Compare plans of repositories of the Hub with an engine itself: ``plans.py [RECIPE]``.
 
 Repositories with the ``config.json`` of published models, or the defaults of classes of transformers and vLLM, and a shard of
 the size of vLLM's parameters, are published by a Hub on this host. ``sm120kit plan`` derives a configuration of each; vLLM
 takes its command line to the model on torch's meta device, in the environment of ``backends.py``. What both say is written to
 ``tests/unit/data/plans.json``; ``tests/unit/test_plans.py`` compares them.
+
+SGLang selects without a model: its pools are compared, not its weights. Shards have the size of vLLM's record, and
+``plans_sglang.json`` the answers; a repository that has no plan for SGLang has the reason.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +24,8 @@ import kv_specs
 from huggingface_hub import constants
 from model_hub import huge_shard, model_hub
 
+from sm120kit.core.errors import Mismatch, NotFound
+from sm120kit.engines import parser
 from sm120kit.images import backends as recorded_backends
 from sm120kit.recipes import arguments
 from sm120kit.serving.flight_plan import flight_plan
@@ -57,22 +63,47 @@ REPOSITORIES = {
 
 
 def main() -> None:
+    name = (sys.argv[1:] or [ENGINE])[0]
     with tempfile.TemporaryDirectory(prefix="sm120kit-plans-") as scratch:
-        python, env = backends.engine_environment(ENGINE, Path(scratch))
-        record(python, env)
+        python, env = backends.engine_environment(name, Path(scratch))
+        record(name, python, env)
 
 
-def record(python: Path, env: dict[str, str]) -> None:
-    """Write the record, with a Python that has the engine."""
-    every = kv_specs.ask(python, env, "defaults", {}) | kv_specs.recorded()
+def record(name: str, python: Path, env: dict[str, str]) -> None:
+    """Write the record of an engine's recipe, with a Python that has the engine."""
+    engine = name.partition("-")[0]
+    every = defaults(name, python, env) | kv_specs.recorded()
     configs = {name: whole_config(case, every[case]["config"]) for name, case in REPOSITORIES.items()}
+    sizes = weights(python, env, configs) if engine == "vllm" else recorded_weights()
+    with hub(configs, sizes, engine) as plans:
+        cases = {name: engine_case(name, configs[name], argv) for name, (_, argv) in plans.items() if argv}
+        theirs = backends.probe(python, env, engine, cases)
+    entries = {name: {"plan": plan, "engine": theirs.get(name, {})} for name, (plan, _) in plans.items()}
+    lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
+    path = DATA if engine == "vllm" else DATA.with_name("plans_sglang.json")
+    path.write_text(f'{{"recipe": {json.dumps(name)}, "repositories": {{\n' + ",\n".join(lines) + "\n}}\n")
+
+
+def defaults(name: str, python: Path, env: dict[str, str]) -> dict[str, Any]:
+    """Cases with the defaults of classes that an engine has."""
+    if name.startswith("vllm"):
+        return kv_specs.ask(python, env, "defaults", {})
+    record = parser.load(name)
+    assert record
+    found = kv_specs.pool_defaults(python, env, record.models["architectures"])
+    return {case: {"config": config} for case, config in found.items()}
+
+
+def weights(python: Path, env: dict[str, str], configs: dict[str, Any]) -> dict[str, int]:
+    """The bytes of vLLM's parameters on one GPU."""
     alone = {name: engine_case(name, config, ["/model"]) for name, config in configs.items()}
-    sizes = {name: answer["weights"] for name, answer in backends.probe(python, env, "vllm", alone).items()}
-    with hub(configs, sizes) as plans:
-        cases = {name: engine_case(name, configs[name], argv) for name, (_, argv) in plans.items()}
-        theirs = backends.probe(python, env, "vllm", cases)
-    lines = [json.dumps(name) + ": " + json.dumps({"plan": plan, "engine": theirs[name]}) for name, (plan, _) in plans.items()]
-    DATA.write_text(f'{{"recipe": {json.dumps(ENGINE)}, "repositories": {{\n' + ",\n".join(lines) + "\n}}\n")
+    return {name: answer["weights"] for name, answer in backends.probe(python, env, "vllm", alone).items()}
+
+
+def recorded_weights() -> dict[str, int]:
+    """The bytes of all GPUs in vLLM's record."""
+    plans = {name: entry["plan"] for name, entry in json.loads(DATA.read_text())["repositories"].items()}
+    return {name: plan["weights"] * plan["gpus"] for name, plan in plans.items()}
 
 
 def whole_config(case: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +119,7 @@ def engine_case(name: str, config: dict[str, Any], argv: list[str]) -> dict[str,
 
 
 @contextmanager
-def hub(configs: dict[str, Any], sizes: dict[str, int]) -> Iterator[dict[str, tuple[dict[str, Any], list[str]]]]:
+def hub(configs: dict[str, Any], sizes: dict[str, int], engine: str) -> Iterator[dict[str, tuple[dict[str, Any], list[str]]]]:
     """The plan and the command line of each repository, as a Hub on this host has it."""
     with tempfile.TemporaryDirectory() as text, model_hub("nobody/nothing", Path(text)) as running:
         constants.ENDPOINT, constants.HF_HUB_CACHE = running.url, text
@@ -98,12 +129,15 @@ def hub(configs: dict[str, Any], sizes: dict[str, int]) -> Iterator[dict[str, tu
                 "config.json": json.dumps(config).encode(),
                 "model.safetensors": huge_shard(sizes[name] or 10**9),
             }
-        yield {name: planned(f"me/{name}") for name in configs}
+        yield {name: planned(f"me/{name}", engine) for name in configs}
 
 
-def planned(repository: str) -> tuple[dict[str, Any], list[str]]:
-    """What a plan has on a repository, and the words after ``vllm serve``."""
-    served = planned_model(ServeRequest(repository, engine="vllm", gpu=GPU), Path("/"))
+def planned(repository: str, engine: str) -> tuple[dict[str, Any], list[str]]:
+    """What a plan has on a repository, and the arguments of the server; without any, why the engine does not serve it."""
+    try:
+        served = planned_model(ServeRequest(repository, engine=engine, gpu=GPU), Path("/"))
+    except (Mismatch, NotFound) as error:
+        return {"refused": error.message}, []
     plan = flight_plan(served, (), Path("/"))
     known = {"gpus": plan.gpus, "arguments": plan.arguments, "weights": plan.memory.weight_bytes}
     known |= {"token": plan.memory.kv_bytes_per_token, "why": plan.memory.reason if plan.memory.fits is None else ""}

@@ -9,9 +9,10 @@ import typer
 
 from sm120kit.cli import plugins
 from sm120kit.cli.options import SourceRecipeName, Sources, option
-from sm120kit.core import console
+from sm120kit.core import console, reporting
 from sm120kit.kernels import tables, tile_records
 from sm120kit.kernels.kernel_records import TileFacts
+from sm120kit.recipes.locked_toolchain import compilers
 from sm120kit.recipes.target import FlashInferTarget, Target, resolve
 
 
@@ -115,6 +116,8 @@ def _require_kernels(target: Target) -> FlashInferTarget:
 
 def _tiles(target: FlashInferTarget, patched: bool, emulated: bool) -> tuple[TileFacts, ...]:
     """The tiles with results of their emulation: cached ones, with ``emulated`` all. Without the laboratory, the tiles."""
+    if not compilers(target, unpack=False).cuda_home.is_dir():
+        reporting.info(f"compilers and source of {target.recipe.name} are fetched first: 0.5 to 1 GB")
     facts, add = tables.tiles(target, patched=patched), _tile_numbers()
     return add(target, facts, patched=patched, emulated=emulated) if add else facts
 

@@ -47,8 +47,8 @@ class Sglang(Engine):
         return [[[(token, value) for value, token, *_ in place] for place in places] for places in listed]
 
     def mtp_arguments(self, draft_tokens: int) -> tuple[str, ...]:
-        """A chain of drafts; the number of draft tokens includes the verified one."""
-        return ("--speculative-algorithm", "NEXTN", *self._counts(draft_tokens, chain=True))
+        """A chain of drafts; the number of draft tokens includes the verified one. DeepSeek-V4 has no other name for EAGLE."""
+        return ("--speculative-algorithm", "EAGLE", *self._counts(draft_tokens, chain=True))
 
     def draft_arguments(self, method: str, repository: str, draft_tokens: int) -> tuple[str, ...]:
         """DFlash and DSpark draft a block at once, the others a chain."""

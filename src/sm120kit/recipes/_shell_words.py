@@ -25,13 +25,16 @@ _OUTPUT = re.compile(r"[$<]\([ \t]*([\w./-]*)[^()\n]*\)|(?<=[\s=\"])`([\w./-]+)[
 _HERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1")
 """The start of a here-document."""
 _OPENS_SHELL = re.compile(r"(^|[ /])(ba|z|da|a)?sh$|--entrypoint[ =](\S*/)?(ba)?sh ")
-_PROMPT = re.compile(r"^[ \t]*(?:\$|>|PS [^>\n]{0,80}>) +", re.MULTILINE)
+_PROMPT = re.compile(r"^[ \t]*(?:\$|>(?! *[^\s-]\S*(?: *2>&1)?[ \t]*&?[ \t]*$)|PS [^>\n]{0,80}>) +", re.MULTILINE)
+"""A prompt; ``>`` before a single word is the redirection of a continued line."""
 _REDIRECTED = re.compile(r"[0-9]?>&[0-9-]|&>")
 _ARRAY = re.compile(
     r"^[ \t]*(?:declare -a |local -a |local )?(\w+)\+?=\(((?:[^()'\"$]|\$\([^()]*\)|\$|'[^']*'|\"[^\"]*\")*)\)", re.MULTILINE
 )
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9])(?:\[[@*]\])?(?::?([-+?=])([^{}]*))?\}|([A-Za-z_]\w*))")
+OWN_ARGUMENTS = ("$@", "$*", "${@}")
+"""The arguments of a script, which is given none."""
 _KEYWORDS = frozenset(("then", "do", "else", "if", "while", "!", "{", "(", "time", "exec", "nohup", "command", "sudo"))
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash", "ash"))
 _STARTERS = frozenset(("ssh", "tmux", "screen", "srun", "su", "eval", "script"))
@@ -192,7 +195,9 @@ def _unredirected(words: Sequence[str]) -> Iterator[str]:
 
 
 def _expanded(word: str, shell: Shell, *, first: bool = False) -> Iterator[str]:
-    """The words that a word stands for: an array, or a variable with several options, has more than one."""
+    """The words that a word stands for: an array, or a variable with several options, has more than one, ``$@`` none."""
+    if word in OWN_ARGUMENTS:
+        return
     match = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word)
     if match and match[1] in shell.arrays:
         yield from shell.arrays[match[1]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from sm120kit.core.outside import parse_yaml
 from sm120kit.engines import Engine, all_engines
-from sm120kit.recipes._shell_words import Shell, ShellCommand, commands, expanded, inner_script
+from sm120kit.recipes._shell_words import OWN_ARGUMENTS, Shell, ShellCommand, commands, expanded, inner_script
 
 FileBeside = Callable[[str], "str | None"]
 """The text of a file that a launch names, by its path from the launch's own; None if it cannot be read."""
@@ -25,15 +25,15 @@ _RUN = ("docker", "podman", "nerdctl")
 _OPTION = re.compile("--?[A-Za-z]")
 _ENDED = re.compile(r"\\\r?\n[ \t]*(#.*)?$", re.MULTILINE)
 """A line that continues with a comment or an empty line."""
-_BRANCH = re.compile(r"^[ \t]*(else|elif|esac)\b", re.MULTILINE)
+_BRANCH = re.compile(r"(?:^|;)[ \t]*(else|elif|esac)\b", re.MULTILINE)
 _ADDED_KEYS = ("environment", "volumes", "ports", "env_file", "ulimits")
 """Settings of a service that are added to those of the one it extends; others replace them."""
 _PROGRAM = re.compile(
     r"(?!(fi|done|esac|for|case|in|function|return|exit|wait|shift|true|local|set|echo|printf|test)$)[a-z/.][\w./+-]+"
 )
 """A word that names a program and no part of the shell's own language."""
-_IMPLIED = re.compile(r"--(rm|detach|interactive|tty|init|name|hostname|gpus|runtime|pull|quiet|workdir|user|entrypoint)")
-"""Options that serve sets itself, or that its containers do not need."""
+_IMPLIED = re.compile(r"--((rm|detach|interactive|tty|init|name|hostname|pull|quiet|entrypoint) .*|gpus all|runtime nvidia)")
+"""Options that serve sets itself, or that its containers do not need, with their values."""
 _SHORT = {"e": "--env", "v": "--volume", "p": "--publish", "h": "--hostname", "w": "--workdir", "u": "--user", "m": "--memory"}
 _SHORT |= {"d": "--detach", "i": "--interactive", "t": "--tty", "P": "--publish-all", "q": "--quiet", "c": "--cpu-shares"}
 
@@ -95,6 +95,7 @@ def _of_script(text: str, beside: FileBeside) -> LaunchCommand:
     used = {*shell.exported, *re.findall(r"\$\{?(\w+)", text)}
     notes = [f"variable {name}: not exported" for name in shell.variables if name not in used]
     notes += [f"other commands: {', '.join(list(programs)[:20])}"] if programs else []
+    notes += ["the arguments of the script itself"] if any(word in text for word in OWN_ARGUMENTS) else []
     notes += ["conditions: every branch was read, and the last value of a variable taken"] if _BRANCH.search(text) else []
     return replace(launch, left_out=(*launch.left_out, *notes))
 
@@ -201,7 +202,7 @@ class _ContainerSettings:
         }
         if name in known:
             known[name](value)
-        elif not _IMPLIED.fullmatch(name):
+        elif not _IMPLIED.fullmatch(f"{name} {value}"):
             self.left_out.append(f"docker run {name} {value}".strip())
 
     def variable(self, text: str) -> None:
@@ -339,11 +340,17 @@ def _of_compose(document: Mapping[str, Any], beside: FileBeside) -> LaunchComman
     found = {name: launch for name, table in tables.items() if (launch := _of_service(table, variables, beside))}
     if not found:
         raise ValueError(f"no service starts a server: {', '.join(tables)[:200] or 'it has none'}")
-    (first, launch), *_ = found.items()
+    first = next((name for name, launch in found.items() if _names_model(launch)), next(iter(found)))
     others = (
         f"service {name}" + ": another server, for a file of its own" * (name in found) for name in tables if name != first
     )
-    return replace(launch, left_out=(*launch.left_out, *others))
+    return replace(found[first], left_out=(*found[first].left_out, *others))
+
+
+def _names_model(launch: LaunchCommand) -> bool:
+    options = launch.engine.options["model"]
+    first = launch.arguments[:1]
+    return bool(first and first[0][:1] != "-") or any(word.partition("=")[0] in options for word in launch.arguments)
 
 
 def _services(document: Any) -> dict[str, Mapping[str, Any]]:
@@ -390,9 +397,10 @@ def _entries(value: Any) -> list[Any]:
 
 
 _SERVICE_KEYS = re.compile(
-    r"image|command|entrypoint|environment|env_file|volumes|ports|shm_size|ipc|ulimits|container_name|hostname|deploy|runtime|"
-    r"gpus|stdin_open|tty|init|build|pull_policy|logging|labels|healthcheck|working_dir|user|profiles|platform"
+    r"image|command|entrypoint|environment|env_file|volumes|ports|shm_size|ipc|ulimits|container_name|hostname|stdin_open|tty|init|"
+    r"pull_policy|gpus"
 )
+"""Settings of a service that are taken, or that serve's containers do not need."""
 
 
 def _of_service(service: Mapping[str, Any], variables: Mapping[str, str], beside: FileBeside) -> LaunchCommand | None:

@@ -225,7 +225,7 @@ def signature(configuration: Configuration, facts: Checkpoint) -> dict[str, Any]
         "kv_type": kv_type if kv_type != "auto" else facts.kv_quantization or "auto",
         "widths": sorted({kept.width for kept, _ in facts.kv_cache.vectors}) if facts.kv_cache else [],
         "capability": backends.gpu(configuration).get("capability"),
-        "drafts": drafts.method if drafts else "",
+        "drafts": drafts.method.replace("nextn", "eagle") if drafts else "",  # two names in SGLang
     }
 
 

@@ -401,7 +401,8 @@ def _hub_errors(repository: str, revision: str) -> Iterator[None]:
             f"{repository} has no revision {revision}", "name another with --revision, or correct model.revision"
         ) from error
     except (errors.GatedRepoError, errors.DisabledRepoError) as error:
-        raise FetchFailed(f"the Hub refuses access to {name}", "accept its terms on its page, and set HF_TOKEN") from error
+        token = "with the account of the token in use" if get_token() else "and set HF_TOKEN to a token of your account"
+        raise FetchFailed(f"the Hub refuses access to {name}", f"accept its terms on its page {token}") from error
     except errors.RepositoryNotFoundError as error:
         given = "the token in use may lack access to it" if get_token() else "if it is private, set HF_TOKEN"
         raise NotFound(f"the Hub has no model {repository}", f"correct model.repository; {given}") from error
