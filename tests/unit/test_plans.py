@@ -1,4 +1,4 @@
-"""Plans of repositories of the Hub against vLLM itself, as ``tests/arguments/plans.py`` recorded both."""
+"""Plans of repositories of the Hub against the engines themselves, as ``tests/arguments/plans.py`` recorded both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from kv_rows import TOLERANCE, theirs
 
 from sm120kit.images import backends
 
-RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "plans.json").read_text())
+DATA = Path(__file__).parent / "data"
+RECORD: dict[str, Any] = json.loads((DATA / "plans.json").read_text())
+SGLANG: dict[str, dict[str, Any]] = json.loads((DATA / "plans_sglang.json").read_text())["repositories"]
 REPOSITORIES: dict[str, dict[str, Any]] = RECORD["repositories"]
 MEMORY, SHARE = backends.GPUS["RTX PRO 6000"]["memory_gb"] * 1e9, 0.90
 """Bytes of a GPU, and the share that the planned command lines let vLLM take."""
@@ -46,3 +48,13 @@ def test_vllm_accepts_the_command_line_and_needs_what_is_planned(name: str) -> N
 def test_planned_back_ends_are_those_that_vllm_selects(name: str) -> None:
     plan, engine = REPOSITORIES[name]["plan"], REPOSITORIES[name]["engine"]
     assert plan["selected"] == {use: engine["selected"].get(use) for use in plan["selected"]}
+
+
+@pytest.mark.parametrize("name", [name for name, entry in SGLANG.items() if entry["engine"]])
+def test_sglang_selects_what_is_planned_and_keeps_as_many_bytes(name: str) -> None:
+    """A plan states nothing of a model that SGLang refuses. Its configurator does not know the FP8 cache of a checkpoint."""
+    plan, engine = SGLANG[name]["plan"], SGLANG[name]["engine"]
+    assert not (engine["refusal"] and plan["selected"])
+    assert plan["selected"] == {use: engine["selected"].get(use) for use in plan["selected"]}
+    if pool := engine["pool"].get("token"):
+        assert pool / plan["token"] == pytest.approx(1, rel=TOLERANCE) or pool == 2 * plan["token"]

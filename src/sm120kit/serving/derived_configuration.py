@@ -167,7 +167,7 @@ def _no_class(model: NamedModel, candidates: list[EngineRecipe]) -> NotFound:
         )
     code = "; its own Python code (auto_map) is not run" if model.facts.remote_code else ""
     hint = "name an engine that has it with --engine; or, for code that you have read, add -- --trust-remote-code to that"
-    return NotFound(f"{model.facts.source} is a {names}, a class that {lacking or 'no engine'} do not have{code}", hint)
+    return NotFound(f"{model.facts.source} is a {names}, a class that is not in {lacking or 'any engine'}{code}", hint)
 
 
 def _names(recipe: EngineRecipe, kind: str) -> tuple[str, ...]:
