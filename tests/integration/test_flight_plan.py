@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
-from sm120kit.core.errors import AlreadyExists, FetchFailed, NotFound, ResourceUnavailable, SystemRefused
+from sm120kit.core.errors import AlreadyExists, BadInput, FetchFailed, NotFound, ResourceUnavailable, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.engines import parser
 from sm120kit.recipes import configurations, new_repository
@@ -261,6 +261,14 @@ def test_gated_repository(hub: ModelHub, tmp_path: Path) -> None:
     for command in (["plan", name], ["serve", name, "--print", "--gpu", "rtx-5090"]):
         refused = failure(*command)
         assert isinstance(refused, FetchFailed) and "HF_TOKEN" in (refused.hint or "")
+
+
+def test_repository_in_another_format(hub: ModelHub) -> None:
+    """Weights that no engine here reads are named."""
+    hub.repositories["me/quantized"] = {"model-Q4_K_M.gguf": b"GGUF"}
+    for command in (["plan", "me/quantized"], ["serve", "me/quantized", "--print", "--gpu", "rtx-5090"]):
+        refused = failure(*command)
+        assert isinstance(refused, BadInput) and "model-Q4_K_M.gguf" in refused.message and refused.hint
 
 
 def test_remote_code_does_not_run_unless_it_is_allowed(hub: ModelHub, tmp_path: Path) -> None:

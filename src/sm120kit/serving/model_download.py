@@ -83,7 +83,7 @@ def plan_repository(repository: str, revision: str, *, offline: bool) -> ModelDo
     A commit that is complete in the download cache needs no network.
 
     Raises:
-        BadInput, NotFound: the Hub has no such names, or there is no such repository or revision.
+        BadInput, NotFound: the Hub has no such names, repository or revision, or no files that engines read.
         FetchFailed: the Hub refuses access or cannot be reached, or ``offline`` is set and the cache lacks files.
     """
     from huggingface_hub import constants
@@ -107,8 +107,11 @@ def plan_repository(repository: str, revision: str, *, offline: bool) -> ModelDo
         info = hub.model_info(repository, revision=commit, files_metadata=True)
         listed = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         sizes = {name: size for name, size in listed.items() if not any(fnmatch(name, pattern) for pattern in IGNORED)}
-        missing = sum(size for name, size in sizes.items() if not _cached_file(repository, name, commit))
-    return ModelDownload(repository, commit, missing, offline, sizes if missing else {})
+        absent = [name for name in sizes if not _cached_file(repository, name, commit)]
+    if not sizes:
+        found = ", ".join(sorted(listed))[:200] or "it is empty"
+        raise BadInput(f"{repository} has no files that engines read: {found}", "name one with safetensors files")
+    return ModelDownload(repository, commit, sum(map(sizes.__getitem__, absent)), offline, sizes if absent else {})
 
 
 def preview(download: ModelDownload) -> Checkpoint:
