@@ -82,7 +82,7 @@ def write_pools(name: str, python: Path, env: dict[str, str]) -> None:
     POOLS.write_text(f'{{"recipe": {json.dumps(name)}, "cases": {{\n' + ",\n".join(lines) + "\n}}\n")
 
 
-def pool_defaults(python: Path, env: dict[str, str], classes: list[str]) -> dict[str, Any]:
+def pool_defaults(python: Path, env: dict[str, str], classes: tuple[str, ...]) -> dict[str, Any]:
     """The ``config.json`` of SGLang's classes whose configuration class has defaults."""
     return _answers([python, POOLS_PROBE, backends.SUITES, "defaults"], env, classes)
 
