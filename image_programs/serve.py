@@ -4,7 +4,8 @@ Without an NVIDIA driver the engines end in a traceback when they are imported, 
 ``--version`` are answered here, from the options recorded with the recipe, and anything else ends with the reason.
 
 Kernels of b12x that were compiled with the image are added to b12x's cache, which is a volume or memory: what the image has in
-its place is hidden.
+its place is hidden. Of kernels of Triton that were compiled with the image, Triton's cache gets the lists of files, which name
+those in the image. With ``SM120KIT_RECORD_TRITON``, a directory, the server's processes list their kernels there.
 
 The pages of the engines mount caches below ``/root``, such as ``-v ~/.cache/huggingface:/root/.cache/huggingface``. The home
 directory of this image's user gets links to such mounts, or the container ends with the mount that works.
@@ -21,6 +22,7 @@ from pathlib import Path
 ENGINES = ("vllm", "sglang")
 HELP = Path(__file__).with_name("help.txt")
 B12X_ENTRIES = Path(__file__).parent / "b12x" / "entries"
+TRITON_ENTRIES, TRITON_RECORDER = (Path(__file__).parent / "triton" / name for name in ("entries", "record"))
 MOUNTS, ROOT_HOME = Path("/proc/self/mountinfo"), Path("/root")
 
 
@@ -45,19 +47,33 @@ def b12x_cache():
     return Path.home() / ".cache" / "b12x" / "cute_compile"
 
 
-def add_b12x_entries():
-    """Copy the entries that b12x's cache lacks. Servers that start at once may share it: each file appears whole."""
-    directory = b12x_cache()
+def add(source, files, directory, package):
+    """Copy the files that a cache lacks. Servers that start at once may share it: each file appears whole."""
     try:
-        for entry in sorted(B12X_ENTRIES.glob("*/*.o")):
-            target = directory / entry.relative_to(B12X_ENTRIES)
+        for file in sorted(files):
+            target = directory / file.relative_to(source)
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-                shutil.copyfile(entry, partial)
+                shutil.copyfile(file, partial)
                 partial.replace(target)
     except OSError as error:
-        print(f"warning: {directory}: {error.strerror}: b12x compiles its kernels on first use", file=sys.stderr)
+        print(f"warning: {directory}: {error.strerror}: {package} compiles its kernels on first use", file=sys.stderr)
+
+
+def add_b12x_entries():
+    """Copy the entries that b12x's cache lacks."""
+    add(B12X_ENTRIES, B12X_ENTRIES.glob("*/*.o"), b12x_cache(), "b12x")
+
+
+def add_triton_entries():
+    """Let Triton's cache name the kernels in the image that it lacks. It is where a variable says, also for vLLM, which else
+    has one for each model (``compilation/compiler_interface.py`` of 0.33.0).
+    """
+    if not TRITON_ENTRIES.is_dir():
+        return
+    directory = Path(os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache")))
+    add(TRITON_ENTRIES, TRITON_ENTRIES.glob("*/__grp__*.json"), directory, "Triton")
 
 
 def mounts(below):
@@ -103,4 +119,7 @@ if __name__ == "__main__":
         sys.exit(answer(sys.argv[1:]))
     link_mounts()
     add_b12x_entries()
+    add_triton_entries()
+    if os.environ.get("SM120KIT_RECORD_TRITON"):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TRITON_RECORDER), os.environ.get("PYTHONPATH"))))
     os.execvp(sys.argv[1], sys.argv[1:])  # the server is this process, with its signals and its exit code

@@ -49,7 +49,7 @@ def command_line(configuration: configurations.Configuration, engine: recipes.En
     model.mkdir(exist_ok=True)
     placement = serving.Placement([(0, "")], 8000, Workspace(scratch / "state"), node=backends.last_node(configuration))
     service = serving.make_service(configuration, engine, image, image.id, model, placement)
-    program = tuple(image_inputs.entrypoint(engine.serve) if engine.b12x else engine.serve)
+    program = image_inputs.server_program(engine)
     assert service.argv[: len(program)] == program
     return list(service.argv[len(program) :])
 

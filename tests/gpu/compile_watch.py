@@ -2,8 +2,7 @@
 
 :func:`install` is a plugin of vLLM: in each of its processes it writes a line of JSON to ``$COMPILE_WATCH/PID.jsonl`` for each
 compiler that Python starts and for each compilation in the process. :class:`Processes` looks at /proc for compilers that others
-start. ``python3 tests/gpu/compile_watch.py DIR`` prints the table of a folder with both. Each kernel of Triton that a process
-launches for the first time is in ``$COMPILE_WATCH/PID.kernels.jsonl``, as Triton's hooks serialize it.
+start. ``python3 tests/gpu/compile_watch.py DIR`` prints the table of a folder with both.
 """
 
 from __future__ import annotations
@@ -66,13 +65,7 @@ def _watch_triton() -> None:
             stages = {stage: 1e-6 * spent for stage, spent in times.lowering_stages}
             record({"compiled": "Triton", "name": str(name), "by": caller(), "seconds": 1e-6 * times.total, "stages": stages})
 
-    def specialized(*, compile: dict[str, Any], fn: Any, **_: Any) -> None:
-        line = {"function": f"{fn.module}:{fn.name}", "data": json.loads(compile["specialization_data"] or "null")}
-        with Path(os.environ["COMPILE_WATCH"], f"{os.getpid()}.kernels.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
     triton.knobs.compilation.listener = compiled
-    triton.knobs.runtime.jit_post_compile_hook = specialized
 
 
 def _watch_inductor() -> None:
@@ -143,8 +136,6 @@ def table(folder: Path) -> list[str]:
     """A line for each kind of compilation: how often, how many different ones, seconds of all processes, and who asked."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for file in folder.glob("*.jsonl"):
-        if file.name.endswith(".kernels.jsonl"):
-            continue
         for text in file.read_text().splitlines():
             line = json.loads(text)
             kind = line.get("compiled") or (f"process {line['process']}" if "process" in line else f"started {line['started']}")

@@ -584,7 +584,7 @@ ARGUMENTS = {
 }
 
 
-NEED_ENGINE = ("compiles_at_run_time", "modules_ahead", "backends")
+NEED_ENGINE = ("compiles_at_run_time", "modules_ahead", "triton_kernels", "backends")
 """Checks that need FlashInfer, and the engine's own selection of kernels and back-ends."""
 
 RunEngine = Callable[..., tuple[dict[str, Any], str]]
@@ -614,6 +614,7 @@ def run_engine(
         "arguments": {"a-configuration": ARGUMENTS[kind]},
         "served": {"a-configuration": {"architecture": None}},
         "kind": kind,
+        "triton": None,
         "backends": {},
     }
     (tmp_path / "expected.json").write_text(json.dumps(expected | changed))

@@ -97,6 +97,17 @@ def test_kernels_of_the_image_are_added_to_the_cache(image: Path, driver: bytes)
     assert [path.name for path in (cache / "cd").iterdir()] == ["cd" + 62 * "1" + ".o"]
 
 
+def test_cache_of_triton_names_the_kernels_of_the_image(image: Path, driver: bytes, tmp_path: Path) -> None:
+    entry = image / "triton" / "entries" / "KEY"
+    entry.mkdir(parents=True)
+    for name in ("__grp__add.json", "add.json", "add.cubin"):
+        (entry / name).write_text(name)
+    program = "import os, pathlib, sys; print(*filter(os.path.isfile, pathlib.Path(os.environ[sys.argv[1]]).rglob('*')))"
+    child = start(image, sys.executable, "-c", program, "TRITON_CACHE_DIR", driver=driver)
+    out, err = child.communicate()
+    assert (out.strip(), err) == (str(image / "home" / ".triton" / "cache" / "KEY" / "__grp__add.json"), "")
+
+
 def test_server_starts_without_a_writable_cache(image: Path, driver: bytes) -> None:
     entry = image / "b12x" / "entries" / "ab" / "ab.o"
     entry.parent.mkdir(parents=True)

@@ -24,10 +24,11 @@ from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images import _b12x as b12x
 from sm120kit.images import _rootfs, _wheel_layers
+from sm120kit.images import _triton as triton
 from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
 from sm120kit.images._layers import LayerWriter
 from sm120kit.images._wheel_layers import VENV, WheelContents
-from sm120kit.images.image_inputs import LABEL, LEFT_OUT, NVIDIA, WRONG_RECORD, patterns
+from sm120kit.images.image_inputs import LABEL, LEFT_OUT, LOCAL, NVIDIA, WRONG_RECORD, patterns
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext
 from sm120kit.images.oci import Descriptor, Layout
 from sm120kit.kernels.driver_stub import link_stub
@@ -224,22 +225,40 @@ def _assemble(
         return layout.add_image((*base.layers, *layers), config)
 
     manifest = add_image()
-    if b12x.REQUEST in scripts:
-        installed = (*context.locked, *(wheel for wheel in _ours(context) if wheel.name == b12x.NAME))
-        key = inputs.digest(["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], settings["Env"], installed])
-        record = workspace.cache / "layers" / f"{key}.json"
-        kernels = written_layer(record, layout)
+    for name, write, keys in _compiled(inputs, scripts, settings["Env"]):
+        records = [workspace.cache / "layers" / f"{inputs.digest(key)}.json" for key in keys]
+        kernels = next(filter(None, (written_layer(record, layout) for record in records)), None)
         if kernels is None:
             with layout.writer() as blob:
                 layer = LayerWriter(blob)
-                b12x.write_kernels(layer, manifest.digest, workspace)
+                write(layer, manifest.digest, workspace)
                 kernels = layer.finish()
-            write_record(record, kernels)
+            write_record(records[0], kernels)
         layers.append(kernels)
-        descriptions.append("kernels of b12x")
+        descriptions.append(f"kernels of {name}")
         without, manifest = manifest, add_image()
         layout.remove(without.digest)
     return layout.image(manifest.digest)
+
+
+def _compiled(
+    inputs: _Inputs, scripts: Mapping[str, str], env: Sequence[str]
+) -> Iterator[tuple[str, Callable[[LayerWriter, str, Workspace], None], list[list[object]]]]:
+    """The layers that a program in the image of the others writes: what they have, the function, and the keys that fit.
+
+    An image with local patches takes kernels of Triton that were compiled without these, if there are any: Triton does not find
+    those whose source they change, and compiles them.
+    """
+    context = inputs.context
+    if b12x.REQUEST in scripts:
+        installed = (*context.locked, *(wheel for wheel in _ours(context) if wheel.name == b12x.NAME))
+        yield "b12x", b12x.write_kernels, [["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], env, installed]]
+    if triton.RECORD in scripts:
+        names = ("recipe", "pin", "official", "patches")
+        ours = [[built.wheel.name, *(built.origin.get(name) for name in names)] for built in context.ours]
+        given: list[object] = ["Triton", scripts[triton.PROGRAM], scripts[triton.RECORD], env, context.locked, ours]
+        local = [context.labels[LOCAL]] if LOCAL in context.labels else []
+        yield "Triton", triton.write_kernels, [[*given, *local], given]
 
 
 def _settings(of_setup: Mapping[str, Any], labels: Mapping[str, str], base: Mapping[str, Any]) -> dict[str, Any]:

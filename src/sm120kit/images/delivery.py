@@ -9,6 +9,7 @@ from sm120kit import recipes, sources
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import CheckFailed, NotFound, RequirementMissing
 from sm120kit.images import _assembly, _base, checks
+from sm120kit.images import _triton as triton
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images.image_records import Image, ImageContext
 from sm120kit.images.local_images import LocalImages
@@ -121,6 +122,7 @@ def engine_setup(recipe: recipes.EngineRecipe, build_id: str, closure: Closure) 
         serve=recipe.serve,
         usage=arguments.help_text(recipe),
         b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
+        triton=triton.record(recipe.name),
         files=read_added(recipe),
     )
 

@@ -7,7 +7,7 @@ image.
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _b12x as b12x
+from sm120kit.images import _triton as triton
 from sm120kit.images.image_records import BuiltWheel, Image, ImageContext, image_name
-from sm120kit.recipes import Recipe
+from sm120kit.recipes import EngineRecipe, Recipe
 from sm120kit.sources.source_records import LockedWheel
 
 LABEL = "sm120kit."
@@ -77,7 +78,8 @@ NVIDIA = "nvidia-"
 class ImageSetup:
     """Kind, recipe and environment of an engine's image, with its start command ``serve`` and its ``usage``.
 
-    ``labels`` are added to those that follow from the wheels. ``b12x`` is the recipe's table of kernels to compile, or empty.
+    ``labels`` are added to those that follow from the wheels. ``b12x`` is the recipe's table of kernels to compile, or empty,
+    ``triton`` its record of kernels, which only images of some kernel groups have.
     ``files`` are texts that are added, by path below ``/opt/sm120kit/files``.
     """
 
@@ -89,6 +91,7 @@ class ImageSetup:
     serve: Sequence[str]
     usage: str = ""
     b12x: Mapping[str, Any] = field(default_factory=dict)
+    triton: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -103,8 +106,10 @@ def describe(
     Raises:
         BadInput: a patched wheel lacks its ``sm120kit.json``.
     """
-    of_setup, scripts = settings(setup), programs(setup)
     built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
+    if triton.GROUPS.isdisjoint(built[0].origin["kernel_groups"]):
+        setup = replace(setup, triton="")
+    of_setup, scripts = settings(setup), programs(setup)
     wheels = tuple(locked)
     labels = _labels(setup, base, built, wheels) | {
         "org.opencontainers.image.created": f"{datetime.fromtimestamp(archives.SOURCE_DATE_EPOCH, UTC):%Y-%m-%dT%H:%M:%SZ}",
@@ -191,8 +196,10 @@ def settings(setup: ImageSetup) -> dict[str, Any]:
 
 def programs(setup: ImageSetup) -> dict[str, str]:
     """The files that an image has in ``/opt/sm120kit``, by their path there."""
-    names = ("healthy.py", "serve.py", *([b12x.PROGRAM] if setup.b12x else []))
+    compilers = [*([b12x.PROGRAM] if setup.b12x else []), *([triton.PROGRAM] if setup.triton else [])]
+    names = ("healthy.py", "serve.py", triton.RECORDER, *compilers)
     request = {b12x.REQUEST: json.dumps(setup.b12x, sort_keys=True)} if setup.b12x else {}
+    request |= {triton.RECORD: setup.triton} if setup.triton else {}
     files = {f"files/{path}": text for path, text in setup.files.items()}
     return {name: (data_root() / PROGRAMS / name).read_text() for name in names} | {USAGE: setup.usage} | request | files
 
@@ -200,6 +207,11 @@ def programs(setup: ImageSetup) -> dict[str, str]:
 def entrypoint(serve: Sequence[str]) -> list[str]:
     """The entrypoint of an image: ``image_programs/serve.py`` with the start command."""
     return ["python", "/opt/sm120kit/serve.py", *serve]
+
+
+def server_program(recipe: EngineRecipe) -> tuple[str, ...]:
+    """The command that starts a server in its image: by the entrypoint, if that adds kernels to caches, which are mounts."""
+    return tuple(entrypoint(recipe.serve)) if recipe.b12x or triton.record(recipe.name) else recipe.serve
 
 
 def context_of(image: Image, workspace: Workspace) -> ImageContext:

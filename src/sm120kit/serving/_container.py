@@ -13,7 +13,7 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import NotFound
 from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.engines import ApiKey, Node
-from sm120kit.images.image_inputs import entrypoint
+from sm120kit.images.image_inputs import server_program
 from sm120kit.images.image_records import Image
 from sm120kit.recipes import EngineRecipe
 from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, serve_arguments
@@ -164,8 +164,7 @@ def make_service(
             source.mkdir(exist_ok=True)
             source.chmod(0o777)  # the container's user differs from this one; the parent directory is closed to everybody else
     mounts += _given_mounts(configuration, planned=planned)
-    # The entrypoint adds the compiled kernels of b12x to its cache, which is a mount.
-    program = entrypoint(engine.serve) if engine.b12x else engine.serve
+    program = server_program(engine)
     scratch = (Scratch("/tmp", TEMPORARY_GIB), Scratch(home, HOME_GIB))
     node = placement.node
     # On the host's network the server must listen where the port would be published; only the first node serves.

@@ -6,6 +6,7 @@ from typing import Any
 
 from sm120kit import recipes
 from sm120kit.core.errors import NotVerified
+from sm120kit.images import _triton as triton
 from sm120kit.images import backends
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images.image_records import Image
@@ -29,7 +30,8 @@ class ExpectedImage:
     ``env`` must be set in the container, ``serve`` is the start command, and ``arguments`` are the arguments of
     each configuration after ``serve``; ``served`` its environment, and the architecture of its model, which is
     None if it is not recorded; ``backends`` what it selects on SM12x, see :func:`sm120kit.images.backends.expected`; ``b12x``
-    the kernels of b12x that are compiled into the image.
+    the kernels of b12x that are compiled into the image; ``triton`` whether it has all recorded kernels of Triton, which is
+    false if local patches may have changed some, and None if it has none.
 
     Unless ``read_all``, files are not hashed again that were hashed while their layers were unpacked, and an image that differs
     from a checked one in Python files only gets quick checks. ``digests`` are these hashes by path, for the check ``files``.
@@ -62,6 +64,7 @@ class ExpectedImage:
     served: dict[str, dict[str, Any]] = field(default_factory=dict)
     backends: dict[str, dict[str, Any]] = field(default_factory=dict)
     b12x: dict[str, Any] = field(default_factory=dict)
+    triton: bool | None = None
     read_all: bool = True
     digests: dict[str, str] = field(default_factory=dict, repr=False)
     quick: str = ""
@@ -101,6 +104,7 @@ def expected_image(image: Image, *, models: bool = True) -> ExpectedImage:
     wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
     served = [each for each in (configurations.readable() if models else ()) if each.engine == recipe.name]
     recorded = backends.load(recipe.name)
+    whole = any({*built} >= {*group.modules} for name, group in flashinfer.groups.items() if name in triton.GROUPS)
     exceptions = contexts.exceptions(recipe)  # not the labels: an image does not exempt its own files
     return ExpectedImage(
         kind=labels["kind"],
@@ -126,6 +130,7 @@ def expected_image(image: Image, *, models: bool = True) -> ExpectedImage:
         served={configuration.name: _served(configuration, recorded) for configuration in served},
         backends=backends.expected(recipe.name, served),
         b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
+        triton="local" not in labels if whole and triton.record(recipe.name) else None,
     )
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -254,6 +255,25 @@ def require_served(expected, engine, version):
         raise NotRun(f"written for {engine} {version}; {locked} selects kernels with other functions")  # noqa: F821
     if not any(served.get("selected") for served in expected["served"].values()):
         raise NotRun("no configuration is for this engine's recipe and has recorded back-ends")  # noqa: F821 - the runner provides it
+
+
+def triton_kernels(expected):
+    """Require that Triton finds the kernels of the recipe's record by its own keys, in a cache as the entrypoint leaves it."""
+    if expected["triton"] is None:
+        raise NotRun("the image has no kernels of Triton: its kernel group or its recipe lists none")  # noqa: F821
+    with tempfile.TemporaryDirectory() as cache:
+        with mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache):
+            runpy.run_path("/opt/sm120kit/serve.py")["add_triton_entries"]()
+        program = "/opt/sm120kit/triton"
+        result = run([sys.executable, "-B", f"{program}/compile.py", f"{program}/record.jsonl", "SM12x", cache])
+    assert result.returncode == 0, output_tail(result)
+    answer = json.loads(result.stdout)
+    missing = sorted({kernel["function"] for kernel in answer["failed"]})
+    assert answer["kernels"] and not (expected["triton"] and missing), f"Triton does not find: {', '.join(missing)}"
+    return {
+        "Triton finds": f"{len({kernel['key'] for kernel in answer['kernels']})} kernels in its cache",
+        "kernels of Triton compiled on first use": ", ".join(missing) or "none of those recorded",
+    }
 
 
 def modules_ahead(requests, expected):

@@ -27,9 +27,10 @@ from checks_engine import (
     requested,
     require_our_flashinfer,
     require_served,
+    triton_kernels,
 )
 
-BESIDE = ("command", "modules_ahead")
+BESIDE = ("command", "modules_ahead", "triton_kernels")
 """Checks that run in a process of their own beside the others."""
 
 TUNED = ("fp4_gemm_cutlass_sm120", "fused_moe_120", "gemm", "gemm_sm120")
@@ -159,6 +160,11 @@ def check_modules_ahead(expected):
                 requests[name]["autotuner"] = requested(autotuner)
             selected[f"kernels of {name}"] = ", ".join(f"{use}: {choice}" for use, choice in choices.items())
     return modules_ahead(requests, expected) | selected
+
+
+def check_triton_kernels(expected):
+    """The recorded kernels of Triton that vLLM launches when it starts are compiled ahead."""
+    return triton_kernels(expected)
 
 
 def _autotunes(arguments):

@@ -1,0 +1,90 @@
+"""Kernels of Triton that are compiled without a GPU, into an image as entries of Triton's cache.
+
+``recipes/engines/<recipe>.triton.jsonl`` lists kernels that an engine launches when it starts. The image of all other layers
+runs ``compile.py``, so that the entries have the key that Triton computes in it: its own files and ptxas, the source of the
+kernel and of what that calls, types, constants, attributes and options (``triton/runtime/cache.py`` of 3.8.0). No path is part
+of it, but groups of files name their files by path: the entrypoint adds these groups to Triton's cache, and they name files of
+the image.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from sm120kit.core import data_roots, reporting
+from sm120kit.core.errors import BadInput, CommandFailed
+from sm120kit.core.outside import parse_json, read_input
+from sm120kit.core.workspace import Workspace
+
+if TYPE_CHECKING:
+    from sm120kit.images._layers import LayerWriter
+
+PROGRAM, RECORD = "triton/compile.py", "triton/record.jsonl"
+RECORDER = "triton/record/sitecustomize.py"
+"""Programs of an image, below ``/opt/sm120kit``: the program, the recipe's record, and what records a server's kernels."""
+
+DIRECTORY = "opt/sm120kit/triton"
+GROUPS = frozenset({"serve", "all"})
+"""Kernel groups whose images have the entries: those for servers that compile nothing."""
+
+_KEYS = {"function", "signature", "constants", "attributes", "options"}
+_MAX_BYTES = 2**25
+_ENTRY = re.compile(r"[A-Z2-7]{52}/[\w.-]+")
+
+
+def record(recipe: str) -> str:
+    """The record of a recipe as it is in its image, empty if there is none.
+
+    Raises:
+        BadInput: it is damaged.
+    """
+    path = data_roots.find("engines", f"{recipe}.triton.jsonl")
+    if not path.is_file():
+        return ""
+    lines = sorted({*read_input(path, _MAX_BYTES).decode(errors="replace").splitlines()})
+    for line in lines:
+        try:
+            kernel = parse_json(line)
+            fits = isinstance(kernel, dict) and kernel.keys() == _KEYS and isinstance(kernel["function"], str)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise BadInput(f"{path} is not a record of kernels of Triton: {line[:80]}", "restore it, or record it again")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
+    """Compile the kernels of the record in ``image``, and write them to a layer above it.
+
+    A kernel that cannot be compiled is compiled when a server starts, which the image's checks report.
+
+    Raises:
+        CommandFailed: the program failed, or compiled no kernel.
+        RequirementMissing: this system does not permit to run programs in an image.
+    """
+    from sm120kit.images.local_images import LocalImages
+
+    reporting.info("compiling kernels of Triton in the image")
+    argv = ["python", f"/opt/sm120kit/{PROGRAM}", f"/opt/sm120kit/{RECORD}", "SM12x"]
+    done = LocalImages(workspace).run(image, argv, {})
+    try:
+        result: dict[str, Any] = parse_json(done.stdout)
+        contents = {path: base64.b64decode(text, validate=True) for path, text in result["entries"].items()}
+        if done.code or not contents or not all(map(_ENTRY.fullmatch, contents)):
+            raise ValueError("its output is not that of a complete run")
+        seconds = sum(kernel["seconds"] for kernel in result["kernels"])
+        listed = {name: [kernel["function"] for kernel in result[name]] for name in ("kernels", "failed")}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        last = " | ".join(done.stderr.strip().splitlines()[-5:])
+        raise CommandFailed(
+            f"kernels of Triton could not be compiled in the image: exit code {done.code}: {last or error}",
+            f"the record of the recipe, {RECORD}, lists them",
+        ) from error
+    reporting.info(f"compiled {len(listed['kernels'])} kernels of Triton: {seconds:.0f} s of CPU time")
+    text = (json.dumps(listed, indent=1) + "\n").encode()
+    layer.file(f"{DIRECTORY}/kernels.json", [text], len(text))
+    for path, content in sorted(contents.items()):
+        layer.file(f"{DIRECTORY}/entries/{path}", [content], len(content))
