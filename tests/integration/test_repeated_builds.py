@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from sm120kit import engines
+from sm120kit.cli import app, build, build_output
 from sm120kit.core.workspace import Workspace
+from sm120kit.images import checks, delivery
 from sm120kit.images.oci import LAYER, Layout
 from sm120kit.images.repeated_builds import inputs_of, recognized, remember
 
@@ -86,6 +92,17 @@ def test_request_variables_compilers_and_the_working_directory_count(data: Path,
     assert len(digests) == 2
 
 
+def test_distributions_count_by_their_versions(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, site = inputs_of(REQUEST), data / "site"
+    monkeypatch.syspath_prepend(site)
+    site.mkdir()
+    assert inputs_of(REQUEST) == before
+    (site / "cmake-4.0.dist-info").mkdir()
+    installed = inputs_of(REQUEST)
+    (site / "cmake-4.0.dist-info").rename(site / "cmake-4.1.dist-info")
+    assert len({before, installed, inputs_of(REQUEST)}) == 3
+
+
 @pytest.mark.parametrize("what", ["link", "fifo", "large"])
 def test_what_cannot_be_read_is_unknown(data: Path, what: str) -> None:
     path = data / "own" / "files" / "odd"
@@ -97,6 +114,45 @@ def test_what_cannot_be_read_is_unknown(data: Path, what: str) -> None:
         with path.open("wb") as file:
             file.truncate(2**27)
     assert inputs_of(REQUEST) == ""
+
+
+def test_data_without_a_limit_is_unknown(data: Path) -> None:
+    for number in range(5):
+        with (data / "own" / "files" / str(number)).open("wb") as file:
+            file.truncate(2**26)
+    assert inputs_of(REQUEST) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [([], True), (["--cache", "."], True), (["--cache", ".", "--cache-push"], False)]
+    + [([*options], False) for options in (("--json",), ("--dry-run",), ("--to", "pack"), ("--patch", "x.patch"))],
+)
+def test_only_builds_that_end_with_the_image_are_recognized(
+    data: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], whole: bool
+) -> None:
+    """Others print something else, or store wheels in a cache, which is not looked at."""
+    ran: list[str] = []
+    monkeypatch.setattr(build, "recognized", lambda inputs, *_: SimpleNamespace(reference="found") if inputs else None)
+    monkeypatch.setattr(build_output, "run", lambda engine, *_: ran.append(engine))
+    result = CliRunner().invoke(app, ["build", "vllm", "--state", str(data / "state"), *options])
+    assert (result.exit_code, result.stdout, ran) == (0, "found\n" if whole else "", [] if whole else ["vllm"])
+
+
+@pytest.mark.parametrize(("engine", "remembered"), [("vllm", True), ("toy", False)])
+def test_builds_of_an_engine_outside_are_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, remembered: bool
+) -> None:
+    """Its port and its help are in the image, and its code is not among the inputs, with or without checks of its own."""
+    monkeypatch.setattr(engines, "all_engines", lambda: (*engines.BUILT_IN, replace(engines.VLLM, name="toy")))
+    context, verified = SimpleNamespace(reference="a", digest="b"), SimpleNamespace(reference="a")
+    image = SimpleNamespace(context=context, image=SimpleNamespace(id="c", content="d"), ran=False)
+    monkeypatch.setattr(delivery, "engine_image", lambda *_: image)
+    monkeypatch.setattr(checks, "verify_once", lambda *_: SimpleNamespace(verified=verified))
+    recipe = SimpleNamespace(engine=engine, name=f"{engine}-1.0")
+    options = SimpleNamespace(workspace=Workspace.open(tmp_path))
+    built = build_output.deliver(SimpleNamespace(recipe=recipe, wheels={}), "", options, json=False)  # type: ignore[arg-type]
+    assert (built is not None) == remembered
 
 
 class Finished:

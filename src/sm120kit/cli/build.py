@@ -88,7 +88,8 @@ def build(
     GPU.
     """
     workspace = sources.workspace()
-    whole = not (steps.to or steps.dry_run or steps.json or steps.patch) and "/" not in engine and not engine.endswith(".toml")
+    other = steps.to or steps.dry_run or steps.json or steps.patch or cache.cache_push  # which does more than make an image
+    whole = not other and "/" not in engine and not engine.endswith(".toml")
     request = (engine, kernels, replace(steps, output=Path()), base, cache, sources, limits)
     inputs = inputs_of(request) if whole else ""
     if found := recognized(inputs, steps.output, workspace):

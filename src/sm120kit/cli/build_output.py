@@ -225,7 +225,7 @@ def deliver(
     """Build the image of an engine, run its checks, and print the result. Exit code 1 if a check fails.
 
     Returns name, records and wheels for :func:`sm120kit.images.repeated_builds.remember`. Of an engine of another
-    distribution, whose checks may change without sm120kit, None.
+    distribution, whose code and checks may change without sm120kit, None.
     """
     started, workspace = time.monotonic(), options.workspace
     result = delivery.engine_image(build, base, options)
@@ -239,7 +239,7 @@ def deliver(
         show_report(report, json=json, whole=console.verbose)
         if not json:
             _show_next(build.recipe.name)
-    if report.verified is None or engines.of_recipe(build.recipe.engine).suite:
+    if report.verified is None or engines.of_recipe(build.recipe.engine) not in engines.BUILT_IN:
         return None
     records = (checks.record_path(workspace, result.image), workspace.root / "images" / result.context.digest / "image.json")
     return report.verified.reference, records, tuple(build.wheels)

@@ -10,9 +10,11 @@ from sm120kit.engines.engine import AllReduce, ApiKey, Engine, LogSigns, Metrics
 from sm120kit.engines.sglang import SGLANG
 from sm120kit.engines.vllm import VLLM
 
-__all__ = ["AllReduce", "ApiKey", "Engine", "LogSigns", "Metrics", "Node", "all_engines", "find", "find_of_recipe", "of_recipe"]
+__all__ = ["BUILT_IN", "AllReduce", "ApiKey", "Engine", "LogSigns", "Metrics", "Node", "all_engines", "find"]
+__all__ += ["find_of_recipe", "of_recipe"]
 
 GROUP = "sm120kit.engines"
+BUILT_IN = (VLLM, SGLANG)
 
 
 @cache
@@ -20,12 +22,12 @@ def all_engines() -> tuple[Engine, ...]:
     """Every engine, those of other distributions last."""
     from importlib.metadata import entry_points
 
-    return (VLLM, SGLANG, *(entry.load() for entry in entry_points(group=GROUP)))
+    return (*BUILT_IN, *(entry.load() for entry in entry_points(group=GROUP)))
 
 
 def find(name: str) -> Engine | None:
     """The engine of a name; None if there is none."""
-    own = next((engine for engine in (VLLM, SGLANG) if engine.name == name), None)
+    own = next((engine for engine in BUILT_IN if engine.name == name), None)
     return own or next((engine for engine in all_engines() if engine.name == name), None)
 
 

@@ -13,6 +13,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from sm120kit.core import toolchain
@@ -25,7 +26,7 @@ from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.images.oci import Layout
 
 _DATA = (REPOSITORY_FILE, *FOLDERS, "cutlass_overrides", "image_programs")
-_MAX_FILES = 20_000
+_MAX_FILES, _MAX_BYTES = 20_000, 2**28
 _OF_SHELLS = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}
 """Variables that change between two commands of a shell. What follows from the working directory is compared itself."""
 
@@ -44,20 +45,25 @@ class RepeatedBuild:
 
 
 def inputs_of(request: Sequence[object]) -> str:
-    """The digest of what decides a build: the request, variables, compilers, and the bytes of sm120kit and of its data.
+    """The digest of what decides a build: the request, variables, programs, and the bytes of sm120kit and of its data.
 
-    It is empty if that is unknown: a directory is a link, or a file cannot be read.
+    Programs are the compilers, and the distributions in this environment: cmake builds modules, others add engines. It is empty
+    if that is unknown: a directory is a link, or a file cannot be read.
     """
     package = Path(__file__).resolve().parents[1]
     try:
         roots = [root / name for root in (user_repository(), data_root()) if root for name in _DATA]
-        files = [file for root in (package, *roots) for file in _files(root)]
-        contents = [(str(file), hashlib.sha256(read_found(file)).hexdigest()) for file in files[: _MAX_FILES + 1]]
+        files = [*islice((file for root in (package, *roots) for file in _files(root)), _MAX_FILES + 1)]
+        if len(files) > _MAX_FILES or sum(file.stat().st_size for file in files) > _MAX_BYTES:
+            return ""
+        contents = [(str(file), hashlib.sha256(read_found(file)).hexdigest()) for file in files]
+        entries = (entry for place in {*map(Path, sys.path)} if place.is_dir() for entry in place.iterdir())
+        distributions = sorted(entry.name for entry in entries if entry.suffix in (".dist-info", ".egg-info"))
     except (OSError, Sm120kitError):
         return ""
     variables = sorted(item for item in os.environ.items() if item[0] not in _OF_SHELLS)
-    machine = [platform.machine(), sys.prefix, sys.version, toolchain.installed()]
-    return "" if len(files) > _MAX_FILES else digest_of([[repr(value) for value in request], variables, machine, contents])
+    machine = [platform.machine(), sys.prefix, sys.version, toolchain.installed(), distributions]
+    return digest_of([[repr(value) for value in request], variables, machine, contents])
 
 
 def _files(root: Path) -> Iterator[Path]:
