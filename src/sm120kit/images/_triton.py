@@ -27,9 +27,6 @@ RECORDER = "triton/record/sitecustomize.py"
 """Programs of an image, below ``/opt/sm120kit``: the program, the recipe's record, and what records a server's kernels."""
 
 DIRECTORY = "opt/sm120kit/triton"
-GROUPS = frozenset({"serve", "all"})
-"""Kernel groups whose images have the entries: those for servers that compile nothing."""
-
 _KEYS = {"function", "signature", "constants", "attributes", "options"}
 _MAX_BYTES = 2**25
 _ENTRY = re.compile(r"[A-Z2-7]{52}/[\w.-]+")

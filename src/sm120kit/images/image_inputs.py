@@ -7,7 +7,7 @@ image.
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class ImageSetup:
     """Kind, recipe and environment of an engine's image, with its start command ``serve`` and its ``usage``.
 
     ``labels`` are added to those that follow from the wheels. ``b12x`` is the recipe's table of kernels to compile, or empty,
-    ``triton`` its record of kernels, which only images of some kernel groups have.
+    ``triton`` its record of kernels.
     ``files`` are texts that are added, by path below ``/opt/sm120kit/files``.
     """
 
@@ -107,8 +107,6 @@ def describe(
         BadInput: a patched wheel lacks its ``sm120kit.json``.
     """
     built = tuple(_built_wheel(path, sha256) for path, sha256 in ours.items())
-    if triton.GROUPS.isdisjoint(built[0].origin["kernel_groups"]):
-        setup = replace(setup, triton="")
     of_setup, scripts = settings(setup), programs(setup)
     wheels = tuple(locked)
     labels = _labels(setup, base, built, wheels) | {

@@ -104,7 +104,6 @@ def expected_image(image: Image, *, models: bool = True) -> ExpectedImage:
     wheels, ours = (dict(wheel.split("==", 1) for wheel in labels[key].split(",") if wheel) for key in ("wheels", "ours"))
     served = [each for each in (configurations.readable() if models else ()) if each.engine == recipe.name]
     recorded = backends.load(recipe.name)
-    whole = any({*built} >= {*group.modules} for name, group in flashinfer.groups.items() if name in triton.GROUPS)
     exceptions = contexts.exceptions(recipe)  # not the labels: an image does not exempt its own files
     return ExpectedImage(
         kind=labels["kind"],
@@ -130,7 +129,7 @@ def expected_image(image: Image, *, models: bool = True) -> ExpectedImage:
         served={configuration.name: _served(configuration, recorded) for configuration in served},
         backends=backends.expected(recipe.name, served),
         b12x=recipe.b12x.model_dump(mode="json") if recipe.b12x else {},
-        triton="local" not in labels if whole and triton.record(recipe.name) else None,
+        triton="local" not in labels if triton.record(recipe.name) else None,
     )
 
 
