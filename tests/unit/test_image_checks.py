@@ -1007,7 +1007,8 @@ def test_sglang_tunes_its_mxfp4_experts_unless_that_is_disabled(
 ) -> None:
     load("engine")
     suite = load("sglang")
-    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    for name in ("flashinfer", "torch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
     calls = suite._calls("draft: experts", "flashinfer_mxfp4", SimpleNamespace(disable_flashinfer_autotune=disabled), None)
     assert {*calls} == {"inputs", "GEMM"} | (set() if disabled else {"autotuner"})
 

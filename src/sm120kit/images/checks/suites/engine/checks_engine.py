@@ -260,7 +260,7 @@ def require_served(expected, engine, version):
 def triton_kernels(expected):
     """Require that Triton finds the kernels of the recipe's record by its own keys, in a cache as the entrypoint leaves it."""
     program = "/opt/sm120kit/triton"
-    if expected["triton"] is None or not os.path.exists(program):
+    if expected["triton"] is None or not Path(program).exists():
         raise NotRun("the image has no kernels of Triton: its recipe had no record of them")  # noqa: F821
     with tempfile.TemporaryDirectory() as cache:
         with mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache):
