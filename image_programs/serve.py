@@ -48,7 +48,9 @@ def b12x_cache():
 
 
 def add(source, files, directory, package):
-    """Copy the files that a cache lacks. Servers that start at once may share it: each file appears whole."""
+    """Copy the files that a cache lacks, and return whether it has all. Servers that start at once may share it: each file
+    appears whole.
+    """
     try:
         for file in sorted(files):
             target = directory / file.relative_to(source)
@@ -59,6 +61,8 @@ def add(source, files, directory, package):
                 partial.replace(target)
     except OSError as error:
         print(f"warning: {directory}: {error.strerror}: {package} compiles its kernels on first use", file=sys.stderr)
+        return False
+    return True
 
 
 def add_b12x_entries():
@@ -68,12 +72,13 @@ def add_b12x_entries():
 
 def add_triton_entries():
     """Let Triton's cache name the kernels in the image that it lacks. It is where a variable says, also for vLLM, which else
-    has one for each model (``compilation/compiler_interface.py`` of 0.33.0).
+    has one for each model (``compilation/compiler_interface.py`` of 0.33.0), and then can be where this one cannot be written.
     """
     if not TRITON_ENTRIES.is_dir():
         return
-    directory = Path(os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache")))
-    add(TRITON_ENTRIES, TRITON_ENTRIES.glob("*/__grp__*.json"), directory, "Triton")
+    directory = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    if add(TRITON_ENTRIES, TRITON_ENTRIES.glob("*/__grp__*.json"), directory, "Triton"):
+        os.environ["TRITON_CACHE_DIR"] = str(directory)
 
 
 def mounts(below):

@@ -108,6 +108,19 @@ def test_cache_of_triton_names_the_kernels_of_the_image(image: Path, driver: byt
     assert (out.strip(), err) == (str(image / "home" / ".triton" / "cache" / "KEY" / "__grp__add.json"), "")
 
 
+def test_cache_of_triton_that_cannot_be_written_is_not_named(image: Path, driver: bytes) -> None:
+    """With a root file system that is read-only, the caches that are mounted are written, and vLLM has its own there."""
+    entry = image / "triton" / "entries" / "KEY"
+    entry.mkdir(parents=True)
+    (entry / "__grp__add.json").touch()
+    (image / "home").mkdir()
+    (image / "home" / ".triton").write_text("no directory")
+    program = "import os; print(os.environ.get('TRITON_CACHE_DIR'))"
+    child = start(image, sys.executable, "-c", program, driver=driver)
+    out, err = child.communicate()
+    assert out == "None\n" and err.startswith("warning: ") and "Triton compiles its kernels on first use" in err
+
+
 def test_server_starts_without_a_writable_cache(image: Path, driver: bytes) -> None:
     entry = image / "b12x" / "entries" / "ab" / "ab.o"
     entry.parent.mkdir(parents=True)
