@@ -1,7 +1,8 @@
 """Measure a server over HTTP and write a result: every sample with the environment it was taken in.
 
-``workload`` has what is requested, ``client`` streams the answers, ``result`` stores and summarises them, ``compare`` and
-``plot`` read results; ``launched`` measures servers that sm120kit starts; ``published`` compares with published figures.
+:mod:`.workload` has what is requested, :mod:`.client` streams the answers, :mod:`.result_file` stores and summarises them;
+:mod:`.compare_results`, :mod:`.result_export` and :mod:`.figures` read results; :mod:`.launched` measures servers that
+sm120kit starts; :mod:`.published` compares with published figures.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,9 +1,10 @@
 """Serve a model as a configuration describes: ``(Configuration, VerifiedImage, model folder) -> Run``.
 
-``launch`` checks everything before a start and runs the container; ``checkpoint`` reads the model folder; ``fit`` compares it
-with image and GPUs; ``container`` decides image, command and mounts; ``render`` writes them as a docker command or a compose
-file, and ``nodes`` those of several machines; ``supervise`` runs any server process from start to stop;
-``download`` fetches the model, ``answer`` sends a first request, ``containers`` lists and stops what was started.
+:mod:`.launch` checks everything before a start and runs the container; :mod:`.checkpoint` reads the model folder, which
+:mod:`.model_download` fetches; :mod:`.fit` compares it with image and GPUs; :mod:`._container` decides image, command and
+mounts; :mod:`._render` writes them as a docker command or a compose file, :mod:`.nodes` those of several machines;
+:mod:`._supervise` runs any server process from start to stop; :mod:`.answer` sends a first request, and
+:mod:`.server_containers` lists and stops what was started.
 """
 
 from sm120kit.serving._container import Placement, Service, api_key, make_service, risks

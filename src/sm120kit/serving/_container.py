@@ -1,4 +1,4 @@
-"""Decide which container serves a configuration: image, command, mounts, limits. :mod:`render` writes it for each runtime."""
+"""Decide which container serves a configuration: image, command, mounts, limits. :mod:`._render` writes it for each runtime."""
 
 import os
 from collections.abc import Sequence

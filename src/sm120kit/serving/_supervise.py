@@ -35,7 +35,7 @@ class Run:
     ``build_id`` that of the image (its label; "" without one), ``local`` its local patches, in the form of the label.
     ``environment`` has names of variables without values. ``started`` is UTC; durations are in seconds, None until they are
     known. ``ending`` is a value of :class:`Ending`, "" if it is not known to have ended: whether it runs, the daemon decides
-    (:func:`.containers.state`).
+    (:func:`.server_containers.state`).
     """
 
     configuration: str
@@ -91,7 +91,7 @@ def serve(
     """Start a server, call ``work`` once it is healthy, and stop it: SIGTERM, then SIGKILL.
 
     ``progress`` gets the seconds since the start and the log's last line until the server is healthy, ``on_healthy`` the
-    seconds that took. What ``work`` or a signal raises (:func:`signals.handle`) is raised after the server has ended. If the
+    seconds that took. What ``work`` or a signal raises (:func:`sm120kit.core.signals.handle`) is raised after the server has ended. If the
     server died during ``work``, an error of ``work`` is dropped and the outcome is :attr:`Ending.DIED`.
     """
     tail = _Tail(server.log)

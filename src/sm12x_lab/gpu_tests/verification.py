@@ -37,7 +37,7 @@ CAPTURED_ORIGIN = "captured"
 
 @dataclass(frozen=True)
 class KernelResult:
-    """The result of one configuration. Errors are the largest of set inexact, see :class:`running.GemmRun`.
+    """The result of one configuration. Errors are the largest of set inexact, see :class:`.running.GemmRun`.
 
     ``excused`` kernels cannot run on SM120 for a known reason, and no build contains them. ``runs`` counts runs by set. ``ptx``
     are origin and digest of the modules that were rewritten for it.
