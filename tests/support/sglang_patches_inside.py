@@ -26,6 +26,8 @@ CALLS: dict[str, list[dict[str, str]]] = {
     "some, then none": [{"path": "a", "text": "a < b"}, {}],
 }
 """Calls by case; one without parameters is of the tool ``now``."""
+TEXT_ANSWERS = ("is a <", "see <minimax:tool", "a <b> c")
+"""Answers without calls, with text that could begin one."""
 
 START, END = "<minimax:tool_call>", "</minimax:tool_call>"
 CAPABILITIES = ((7, 0), (8, 0), (9, 0), (10, 0), (12, 0), (12, 1))
@@ -64,6 +66,13 @@ def streamed(increments: list[str]) -> list[list[str]]:
     return [calls[index] for index in sorted(calls)]
 
 
+def answer_text(increments: list[str]) -> str:
+    """The text of an answer, put together from increments and what is left at its end, as SGLang's server does."""
+    detector = MinimaxM2Detector()
+    texts = [detector.parse_streaming_increment(increment, TOOLS).normal_text for increment in increments]
+    return "".join([*texts, detector.finish(TOOLS).normal_text])
+
+
 def asked(function: Callable[..., Any], *arguments: Any) -> Any:
     """The answer of a function, or the name of its error."""
     try:
@@ -81,6 +90,7 @@ def main() -> None:
         calls[case] |= {split.__name__: streamed(split(text)) for split in (characters, whole_tags, at_once)}
     answers = {
         "calls": calls,
+        "texts": {text: answer_text(characters(text)) for text in TEXT_ANSWERS},
         "parts": {f"{major}.{minor}": asked(get_arch_constraints, (major, minor)) for major, minor in CAPABILITIES},
         "groups": asked(divide_sm, 188, (12, 0), 6),
     }

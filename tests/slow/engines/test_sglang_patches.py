@@ -66,6 +66,11 @@ def test_streamed_minimax_calls_are_those_of_the_whole_text(answers: dict[str, A
             assert _loaded(streamed[split]) == whole, (case, split)
 
 
+def test_answers_without_calls_are_whole(answers: dict[str, Any]) -> None:
+    texts = answers["patched"]["texts"]
+    assert texts and all(streamed == text for text, streamed in texts.items())
+
+
 def test_the_released_detector_loses_and_mixes_calls(answers: dict[str, Any]) -> None:
     """A test without a difference would show nothing of the patch."""
     calls = answers["released"]["calls"]
