@@ -2,7 +2,7 @@
 
     python tests/bench/expected_rates.py
 
-Deterministic, a few seconds. Prints the fitted costs, which are constants of sm120kit.bench.roofline.expected.
+Deterministic, a few seconds. Prints the fitted costs, which are constants of sm120kit.bench.roofline.
 """
 
 from __future__ import annotations
