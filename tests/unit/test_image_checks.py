@@ -28,6 +28,7 @@ import pytest
 from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
 from sm120kit.images import checks
+from sm120kit.images import image_inputs as contexts
 from sm120kit.images.checks import _image_checks, _outside
 from sm120kit.images.checks._suite_programs import RUNNER
 from sm120kit.images.image_records import Check, CheckResult, Image
@@ -999,6 +1000,20 @@ def test_back_end_of_sglang_that_uses_flashinfer_is_looked_up(load: Callable[[st
             assert {*calls} == ({"fp4 inputs", "fp4 GEMM"} if fp4 else set())
     with pytest.raises(AssertionError, match="experts: flashinfer_new uses FlashInfer, and is not looked up"):
         suite._calls("experts", "flashinfer_new", None, None)
+
+
+def test_image_without_a_record_has_no_kernels_of_triton_to_look_up(
+    load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its recipe got a record later. What records kernels is in every image."""
+    suite = load("engine")
+    setup = contexts.ImageSetup("vllm", "vllm-1.0", "1.0", {}, {}, ("vllm", "serve"))
+    for name, text in contexts.programs(setup).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(suite, "TRITON", tmp_path / "triton")
+    with pytest.raises(NotRun, match="no record"):
+        suite.triton_kernels({"triton": True})
 
 
 @pytest.mark.parametrize("disabled", [False, True])

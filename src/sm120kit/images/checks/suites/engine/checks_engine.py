@@ -25,6 +25,9 @@ QUICK = ("environment", "serve_command")
 BESIDE = ("compiles_at_run_time",)
 """Checks that run in a process of their own beside the others."""
 
+TRITON = Path("/opt/sm120kit/triton")
+"""What an image has for kernels of Triton: the recorder, and with a record of its recipe all else."""
+
 PROBE = """
 #include <cuda_runtime.h>
 #include <tvm/ffi/function.h>
@@ -259,13 +262,13 @@ def require_served(expected, engine, version):
 
 def triton_kernels(expected):
     """Require that Triton finds the kernels of the recipe's record by its own keys, in a cache as the entrypoint leaves it."""
-    program = "/opt/sm120kit/triton"
-    if expected["triton"] is None or not Path(program).exists():
+    program, record = TRITON / "compile.py", TRITON / "record.jsonl"
+    if expected["triton"] is None or not record.exists():
         raise NotRun("the image has no kernels of Triton: its recipe had no record of them")  # noqa: F821
     with tempfile.TemporaryDirectory() as cache:
         with mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache):
             runpy.run_path("/opt/sm120kit/serve.py")["add_triton_entries"]()
-        result = run([sys.executable, "-B", f"{program}/compile.py", f"{program}/record.jsonl", "SM12x", cache])
+        result = run([sys.executable, "-B", program, record, "SM12x", cache])
     assert result.returncode == 0, output_tail(result)
     answer = json.loads(result.stdout)
     missing = sorted({kernel["function"] for kernel in answer["failed"]})
