@@ -91,8 +91,8 @@ def serve(
     """Start a server, call ``work`` once it is healthy, and stop it: SIGTERM, then SIGKILL.
 
     ``progress`` gets the seconds since the start and the log's last line until the server is healthy, ``on_healthy`` the
-    seconds that took. What ``work`` or a signal raises (:func:`sm120kit.core.signals.handle`) is raised after the server has ended. If the
-    server died during ``work``, an error of ``work`` is dropped and the outcome is :attr:`Ending.DIED`.
+    seconds that took. What ``work`` or a signal raises (:func:`sm120kit.core.signals.handle`) is raised after the server has
+    ended. If the server died during ``work``, an error of ``work`` is dropped and the outcome is :attr:`Ending.DIED`.
     """
     tail = _Tail(server.log)
     started = time.monotonic()
