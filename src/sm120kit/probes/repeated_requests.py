@@ -2,12 +2,24 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from sm120kit.probes.probe_prompts import QUESTIONS, inventory, words
 from sm120kit.probes.probe_records import ProbeJudgement, Recorded, answered, judged
 from sm120kit.probes.probe_session import Ask, ProbeSession, ServerProbe
-from sm120kit.probes.same_distributions import FARTHEST_NATS, Difference, agreement, difference, farther, problem
+from sm120kit.probes.same_distributions import (
+    FAR_NATS,
+    FARTHEST_NATS,
+    MOST_FAR,
+    MOST_FAR_IN_BATCHES,
+    QUIET_NATS,
+    Difference,
+    agreement,
+    difference,
+    farther,
+    problem,
+)
 
 CROWD = ("crowd-among", "crowd-last")
 """The other requests of a batch: a fault may be in one of its rows alone, the first as a rule."""
@@ -60,11 +72,13 @@ def judge(recorded: Recorded) -> ProbeJudgement:
             continue
         pairs = zip(answered(recorded, first).values(), answered(recorded, f"{way}/").values(), strict=False)
         of_way = [difference(one, other) for one, other in pairs]
-        if found := problem(of_way):
+        if found := problem(of_way, MOST_FAR_IN_BATCHES if "others" in said else MOST_FAR):
             return judged(False, f"the same request {said}: {found}")
         differences += of_way
-    found = farther([value for each in differences for value in each.nats], FARTHEST_NATS)
-    return judged(False, f"the same request, mostly in batches: {found}") if found else judged(True, agreement(differences))
+    nats = [value for each in differences for value in each.nats]
+    quiet = fmean([0.0, *(value for value in nats if value <= FAR_NATS)]) < QUIET_NATS
+    found = farther(nats, FAR_NATS if quiet else FARTHEST_NATS)
+    return judged(False, f"the same requests in all ways: {found}") if found else judged(True, agreement(differences))
 
 
 def ask_quickly(session: ProbeSession) -> None:
