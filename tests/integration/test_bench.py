@@ -208,6 +208,28 @@ def test_interrupted_run_keeps_its_cases(url: str, tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "result.json").read_text())["cases"]) == 1
 
 
+def test_older_result_stays_until_the_new_one_is_complete(url: str, tmp_path: Path) -> None:
+    (tmp_path / "slow.toml").write_text(
+        'summary = "x"\nprompts = ["a"]\nconcurrency = [1]\noutput_tokens = [1, 2, 3, 4]\nrequests_per_stream = 400\n'
+    )
+    assert sm120kit("bench", "run", url, "--quick", cwd=tmp_path).returncode == 0
+    older = (tmp_path / "result.json").read_bytes()
+    command = [sys.executable, "-m", "sm120kit", "bench", "run", url, "-w", "slow.toml", "--overwrite"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        deadline = time.monotonic() + 120
+        assert running.stderr
+        while "[1/4]" not in running.stderr.readline() and time.monotonic() < deadline:
+            pass
+        running.send_signal(signal.SIGINT)
+        running.wait(timeout=120)
+    assert running.returncode == 130
+    assert (tmp_path / "result.json").read_bytes() == older
+    assert not json.loads((tmp_path / "result.partial.json").read_text())["complete"]
+    assert sm120kit("bench", "run", url, "--quick", "--overwrite", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "result.json").read_bytes() != older
+    assert not (tmp_path / "result.partial.json").exists()
+
+
 @pytest.mark.parametrize("after", [0.001, 0.004, 0.01])
 def test_interrupted_case_keeps_ended_requests(url: str, tmp_path: Path, after: float) -> None:
     """The signal arrives at any point, most likely while asyncio reads a connection, where an exception would be lost."""

@@ -235,10 +235,15 @@ def run_(
 
     def saver(path: Path, option: str) -> Callable[[Result], None]:
         shown = 0
+        until_complete = path.with_suffix(".partial.json") if path.is_file() else path
+        if until_complete != path:
+            console.info(f"{path} is replaced when its cases are complete; until then they are in {until_complete}")
 
         def save(partial: Result) -> None:
             nonlocal shown
-            result_file.write(path, partial)
+            result_file.write(until_complete, partial)
+            if partial.complete:
+                until_complete.replace(path)
             for case in partial.cases[shown:]:
                 shown += 1
                 console.info(f"[{next(numbers)}/{total}] {option}{figures.line(case)}")
