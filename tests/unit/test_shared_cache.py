@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,27 @@ def test_newest_builds_with_local_patches_are_kept(tmp_path: Path) -> None:
         os.utime(tmp_path / str(number) / "local", (number, number))
     keep_newest(tmp_path / "2")
     assert {path.name for path in tmp_path.iterdir()} == {"2", "3", "4", "without"}
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from sm120kit.wheels._published_wheels import hold
+hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_build_that_another_process_uses_is_kept(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "local").touch()
+        os.utime(tmp_path / str(number) / "local", (number, number))
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "0"], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        keep_newest(tmp_path / "3")
+        assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3"}
+        holder.kill()
+    keep_newest(tmp_path / "3")
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2", "3"}

@@ -18,7 +18,7 @@ from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import LockedWheel
 from sm120kit.sources.wheel_commits import BESIDE
 from sm120kit.wheels._plan import plan_overlay
-from sm120kit.wheels._published_wheels import build_once, keep_newest, publish
+from sm120kit.wheels._published_wheels import build_once, hold, keep_newest, publish
 from sm120kit.wheels._repack import repack, repacked_record
 from sm120kit.wheels.build_records import Artifacts, BuildPlan, RepackedWheel
 from sm120kit.wheels.pack import local_version
@@ -158,7 +158,11 @@ def build_overlay(target: EngineTarget, tree: PatchedTree | None, *, pack: bool 
         shutil.rmtree(work)
         return artifacts
 
+    directory = workspace.build(plan.engine, plan.digest)
+    if tree.local:
+        hold(directory)
     built = build_once(planned, name, target.options, make)
-    if tree.local and built.directory:
-        keep_newest(built.directory)
+    if tree.local:
+        hold(directory)
+        keep_newest(directory)
     return built

@@ -1,5 +1,6 @@
 """Finished builds: read one back, and record what went into a wheel."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -72,13 +73,28 @@ def build_once(planned: Built, name: str, options: Options, make: Callable[[Path
     return replace(planned, artifacts=artifacts, directory=directory, ran=ran)
 
 
+_held: list[int] = []
+"""The locks of :func:`hold`."""
+
+
+def hold(directory: Path) -> None:
+    """Keep a build with local patches, if it is there, until this process ends: :func:`keep_newest` of others leaves it."""
+    with suppress(OSError):  # it is not there, or its file system has no locks
+        _held.append(os.open(directory / _LOCAL, os.O_RDWR | os.O_CREAT, 0o644))
+        fcntl.flock(_held[-1], fcntl.LOCK_SH)
+
+
 def keep_newest(directory: Path) -> None:
-    """Mark a build with local patches as the newest of its package, and remove all but the newest ones: each is 0.3 GB."""
+    """Mark a build with local patches as the newest of its package, and remove all but the newest ones: each is 0.3 GB.
+
+    Those that a process holds stay until a later build.
+    """
     (directory / _LOCAL).touch()
     marked = sorted(directory.parent.glob(f"*/{_LOCAL}"), key=lambda path: -path.stat().st_mtime_ns)
     for outdated in (path.parent for path in marked[_LOCAL_BUILDS:]):
         hidden = outdated.with_name(f".{outdated.name}.{os.getpid()}")  # a build never exists in part
-        with suppress(OSError):  # another command removes it
+        with suppress(OSError), (outdated / _LOCAL).open() as lock:  # another command removes it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             outdated.rename(hidden)
             shutil.rmtree(hidden)
 
