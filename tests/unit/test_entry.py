@@ -45,6 +45,17 @@ def start(directory: Path, ignored: int | None = None) -> subprocess.Popen[str]:
     return child
 
 
+def test_interrupted_import_prints_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text('import time\nprint("importing", flush=True)\ntime.sleep(30)\n')
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, "-m", "sm120kit", "--version"]
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    assert child.stdout is not None and child.stdout.readline() == "importing\n"
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (-signal.SIGINT, "")
+
+
 @pytest.mark.parametrize(
     ("kind", "message"), [("SIGINT", "interrupted"), ("SIGTERM", "ended by SIGTERM"), ("SIGHUP", "SIGHUP")]
 )

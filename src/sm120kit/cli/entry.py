@@ -62,11 +62,11 @@ def run(command: Callable[[], object]) -> int:
 
     When the reader of standard output has ended, as ``head`` does, the command ends silently, as if by SIGPIPE.
     """
-    signals.handle()
     register_environment(os.environ)
     _close_to_others()
     with safe_streams(console.written):
         try:
+            signals.handle()
             with console.heartbeat():
                 return _exit_code(command)
         except StdoutFailed as failure:
