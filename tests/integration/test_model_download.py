@@ -133,9 +133,9 @@ def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.Monkey
         model_download.fetch(plan)
     assert not hub.sent, "refused before any file is requested"
     hub.files["config.json"] = _Huge()
-    with pytest.raises(NotFound, match=r"config.json cannot be read: it has more than 64 MiB"):
+    with pytest.raises(NotFound, match=r"config.json cannot be read: it has more than 64 MiB") as larger:
         model_download.preview(model_download.plan(configurations.load(NAME), "", offline=False))
-    assert not hub.sent
+    assert not hub.sent and "readable" not in larger.value.hint
 
 
 LAST = "model-00002-of-00002.safetensors"

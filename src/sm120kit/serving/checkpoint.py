@@ -4,6 +4,7 @@
 tensors.
 """
 
+import errno
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -293,7 +294,8 @@ def _json(files: ModelFiles, name: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise BadInput(f"{files.source} has no {name}", "name a repository or folder that has it beside its weights") from error
     except OSError as error:
-        raise NotFound(f"{files.source}: {name} cannot be read: {error.strerror}", "make it a readable file") from error
+        hint = "name another model: sm120kit reads no larger one" if error.errno == errno.EFBIG else "make it a readable file"
+        raise NotFound(f"{files.source}: {name} cannot be read: {error.strerror}", hint) from error
     except ValueError as error:
         raise BadInput(f"{files.source}: {name} is not JSON: {error}", DOWNLOAD) from error
     if not isinstance(content, dict):
