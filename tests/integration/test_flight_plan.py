@@ -135,6 +135,7 @@ def test_engine_and_options_of_the_user_win(hub: ModelHub, tmp_path: Path) -> No
     content = plan(name, "--gpu", "rtx-5090", "--engine", "sglang", "--", "--context-length", "4096", "--tp", "2")
     assert (content["engine"], content["gpus"], content["memory"]["context"]) == ("sglang-0.5.23", 2, 4096)
     assert content["command"] == f"sm120kit serve {name} --engine sglang -- --context-length 4096 --tp 2"
+    assert plan(name, "--gpu", "rtx-5090", "--gpus", "2")["command"] == f"sm120kit serve {name} --gpus 0,1"
     publish(hub, tmp_path, "openai/gpt-oss-20b", PLAIN)
     own = plan("gpt-oss-20b-1x-rtx-pro-6000", "--", "--max-model-len", "16k")
     assert own["memory"]["context"] == 16000 and own["arguments"].count("--max-model-len") == 1

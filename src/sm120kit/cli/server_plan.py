@@ -45,7 +45,8 @@ class PlannedServer:
     def command(self, config: str, arguments: list[str] | None, nodes: int) -> tuple[str, ...]:
         """The command that serves it; addresses and interface of ``nodes`` machines are the user's."""
         spanned = {"--nodes": ",".join(["ADDRESS"] * nodes), "--interface": "INTERFACE"} if nodes > 1 else {}
-        named = {"--engine": self.engine, "--draft": self.draft, "--revision": self.revision, **spanned}
+        numbers = ",".join(map(str, range(gpu_count(self.gpus) or 0))) if nodes == 1 else ""
+        named = {"--engine": self.engine, "--draft": self.draft, "--revision": self.revision, "--gpus": numbers, **spanned}
         words = (word for option, value in named.items() if value for word in (option, value))
         return ("sm120kit", "serve", config, *words, *(("--", *arguments) if arguments else ()))
 
