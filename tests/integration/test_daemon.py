@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core.errors import DaemonUnreachable, RequirementMissing, ResourceUnavailable
+from sm120kit.images import docker
 from sm120kit.images.docker import Daemon
+from sm120kit.serving import server_containers
 
 IMAGE = {"Id": "sha256:1", "Os": "linux", "Architecture": "amd64", "Size": 7, "Config": {"User": "1000"}, "RootFS": {}}
 
@@ -47,6 +49,21 @@ def test_archive_that_the_daemon_refuses(
     daemon = program(tmp_path, monkeypatch, f"echo '{printed}' >&2; exit 1")
     with pytest.raises(error, match=printed):
         daemon.load(iter([b"a" * 2**20] * 8))
+
+
+@pytest.mark.parametrize("reads", ["", "cat >/dev/null;"])
+def test_daemon_that_hangs_after_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: str) -> None:
+    for name in ("ANSWER_SECONDS", "LOAD_SECONDS"):
+        monkeypatch.setattr(docker, name, 0.5)
+    daemon = program(tmp_path, monkeypatch, f"{reads} sleep 60")
+    for work in (
+        lambda: daemon.inspect("x:1"),
+        lambda: daemon.tag("x:1", "x:2"),
+        lambda: daemon.load(iter([b"a" * 2**17] * 8)),
+        server_containers.listed,
+    ):
+        with pytest.raises(DaemonUnreachable, match=r"no answer for 0.5 s"):
+            work()
 
 
 def test_missing_program_and_missing_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

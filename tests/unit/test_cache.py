@@ -341,9 +341,7 @@ def test_removal_waits_for_running_commands(workspace: Workspace, command: str) 
     fill(workspace.downloads / ABSENT)
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
-        waiting = subprocess.Popen(
-            [sys.executable, "-m", "sm120kit", *command.split()], stderr=subprocess.PIPE, text=True
-        )
+        waiting = subprocess.Popen([sys.executable, "-m", "sm120kit", *command.split()], stderr=subprocess.PIPE, text=True)
         assert waiting.stderr is not None
         message = waiting.stderr.readline()
         assert message.startswith(f"waiting for other commands that use {workspace.root} (process {holder.pid} of user ")

@@ -7,7 +7,9 @@ behind. With ``tied`` it is ended even when this process is killed, at the price
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -32,7 +34,7 @@ LAST_LINES = 1000
 
 
 class Stopped(Exception):
-    """A program was ended because another thread set its stop event."""
+    """A program was ended because another thread set its stop event, or at its time limit."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,32 @@ def run(
             log.write(masked(f"$ {shell_line(argv, env, cwd)}\n{output}\n[exit {child.returncode}]\n"))
     if check:
         _require_success(completed, f"log: {logfile}" if logfile else f"command: {shell_line(argv, env, cwd)}")
+    return completed
+
+
+def run_within(
+    argv: Sequence[str | Path],
+    seconds: float,
+    *,
+    stdin: Iterable[bytes] = (),
+    env: Environment | None = None,
+    check: bool = False,
+) -> Completed:
+    """Run a program to its end, tied to this process, and return its output.
+
+    Raises:
+        RequirementMissing: the program does not exist or cannot be run.
+        CommandFailed: its exit code is not 0 and ``check`` is true.
+        Stopped: for ``seconds``, it took no piece of its input, or did not end after it; it was ended.
+    """
+    with _child(argv, env=env, stdin=True, tied=True) as child:
+        _feed(child, stdin, seconds)
+        try:
+            completed = _completed(argv, child, *child.communicate(timeout=seconds))
+        except subprocess.TimeoutExpired as error:
+            raise Stopped from error
+    if check:
+        _require_success(completed, f"command: {shell_line(argv, env)}")
     return completed
 
 
@@ -266,18 +294,22 @@ def _spawn(
 _GATHERED_BYTES = 2**16
 
 
-def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes]) -> None:
+def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes], seconds: float | None = None) -> None:
     """Write ``pieces`` to a child; a child that ends early is judged by its exit code, not by the broken pipe."""
     assert child.stdin is not None
+    pipe = child.stdin.fileno()
+    os.set_blocking(pipe, False)
     with contextlib.suppress(BrokenPipeError):
         gathered = bytearray()  # a write for each of 50,000 pieces takes seconds
-        for piece in pieces:
-            gathered += piece
-            if len(gathered) >= _GATHERED_BYTES:
-                child.stdin.write(gathered)
+        for piece in itertools.chain(pieces, (None,)):
+            gathered += piece or b""
+            if piece is None or len(gathered) >= _GATHERED_BYTES:
+                rest = memoryview(bytes(gathered))
+                while rest:
+                    if not select.select((), (pipe,), (), seconds)[1]:
+                        raise Stopped
+                    rest = rest[os.write(pipe, rest) :]
                 gathered.clear()
-        child.stdin.write(gathered)
-        child.stdin.flush()
 
 
 def _completed(argv: Sequence[str | Path], child: subprocess.Popen[bytes], out: bytes, err: bytes | None) -> Completed:

@@ -1,14 +1,36 @@
 """The container daemon that the program docker uses, into which images are loaded."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sm120kit.core import process, reporting
 from sm120kit.core.errors import DaemonUnreachable, NotFound, RequirementMissing, ResourceUnavailable
 from sm120kit.core.process import Completed
 from sm120kit.images.image_records import Image, image_content
 
-_CONNECT_SECONDS = 60
+ANSWER_SECONDS = 120
+LOAD_SECONDS = 1800
+"""For unpacking, after the archive was read."""
+
+
+def docker(
+    *arguments: str,
+    stdin: Iterable[bytes] = (),
+    env: Mapping[str, str] | None = None,
+    check: bool = False,
+    seconds: float | None = None,
+) -> Completed:
+    """Run docker to its end and return its output.
+
+    Raises:
+        DaemonUnreachable: for ``seconds``, it neither took input nor ended.
+        CommandFailed: its exit code is not 0 and ``check`` is true.
+    """
+    seconds = seconds or ANSWER_SECONDS
+    try:
+        return process.run_within(("docker", *arguments), seconds, stdin=stdin, env=env, check=check)
+    except process.Stopped as error:
+        raise _unreachable(f"docker {arguments[0]}", f"no answer for {seconds:g} s") from error
 
 
 class Daemon:
@@ -23,12 +45,7 @@ class Daemon:
         """
         if not process.find_program("docker"):
             raise RequirementMissing("the program docker is not on PATH", "install docker, or put it on PATH")
-        try:
-            with process.deadline(_CONNECT_SECONDS) as stop:
-                asked = ("docker", "version", "--format", "{{.Server.Version}}")
-                _require_success("connecting", process.run_until(asked, stop, tied=True))
-        except process.Stopped as error:
-            raise _unreachable("connecting", f"no answer for {_CONNECT_SECONDS} s") from error
+        _require_success("connecting", docker("version", "--format", "{{.Server.Version}}"))
 
     def inspect(self, reference: str) -> Image | None:
         """Look up an image by id, tag or digest; None if the daemon does not have it."""
@@ -68,7 +85,8 @@ class Daemon:
             ResourceUnavailable: the file system of its images is full.
             DaemonUnreachable: it does not respond, or rejects the archive.
         """
-        done = _run("loading an image", "load", "--quiet", stdin=archive)
+        with reporting.working("loading an image"):
+            done = docker("load", "--quiet", stdin=archive, seconds=LOAD_SECONDS)
         _require_success("loading an image", done)
         return done.stdout.partition("Loaded image ID: ")[2].strip()
 
@@ -77,9 +95,9 @@ class Daemon:
         _require_success(f"tagging {reference}", _run(f"tagging {reference}", "tag", image, reference))
 
 
-def _run(activity: str, *arguments: str, stdin: Iterable[bytes] | None = None) -> Completed:
+def _run(activity: str, *arguments: str) -> Completed:
     with reporting.working(activity):
-        return process.run(("docker", *arguments), stdin=stdin, check=False, tied=True)
+        return docker(*arguments)
 
 
 def _require_success(activity: str, done: Completed) -> None:

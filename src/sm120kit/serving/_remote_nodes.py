@@ -17,7 +17,7 @@ from sm120kit.core import process, reporting
 from sm120kit.core.errors import Mismatch, NotVerified, RequirementMissing, ResourceUnavailable, ServerFailed
 from sm120kit.core.outside import parse_json
 from sm120kit.core.secrets import masked
-from sm120kit.images import loading
+from sm120kit.images import docker, loading
 from sm120kit.images.image_records import Image
 from sm120kit.images.oci import Layout
 from sm120kit.serving import nodes, unified_memory
@@ -67,7 +67,8 @@ class RemoteMachine:
     def docker(self, *arguments: str, service: Service | None = None, check: bool = True) -> process.Completed:
         """Run docker here with the daemon there; values of a container's variables do not occur in command lines."""
         variables = (service.variables if service else {}) | {"DOCKER_HOST": self.docker_host}
-        return process.run(("docker", *arguments), env=variables, check=check)
+        seconds = docker.LOAD_SECONDS if arguments[0] == "run" else None
+        return docker.docker(*arguments, env=variables, check=check, seconds=seconds)
 
     def load(self, layout: Layout, manifest: str) -> str:
         """The id of an image of a layout in the daemon there, into which it is loaded without a tag unless it is there.
@@ -82,8 +83,8 @@ class RemoteMachine:
             return loaded
         loading.verify(layout, manifest)
         with reporting.step(f"copying the image to {self.address}"):
-            variables = {"DOCKER_HOST": self.docker_host}
-            process.run(("docker", "load", "--quiet"), env=variables, stdin=loading.archive(layout, manifest, ()))
+            variables, archive = {"DOCKER_HOST": self.docker_host}, loading.archive(layout, manifest, ())
+            docker.docker("load", "--quiet", stdin=archive, env=variables, check=True, seconds=docker.LOAD_SECONDS)
         if not (loaded := self._loaded(image, manifest)):
             raise NotVerified(f"{self.address} has not the layers of {image.id}", "look at the log of its container daemon")
         return loaded

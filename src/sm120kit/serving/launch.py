@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from sm120kit import serving
-from sm120kit.core import process, reporting
+from sm120kit.core import reporting
 from sm120kit.core.errors import BadRecord, NoAnswer, ResourceUnavailable, ServerFailed
 from sm120kit.core.locks import host_turn
 from sm120kit.core.record_files import read_record, write_record
@@ -24,7 +24,7 @@ from sm120kit.hosts.facts import DETACHED, LAUNCHER_LABEL, launcher_label
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images import loading
 from sm120kit.images import published_images as published
-from sm120kit.images.docker import Daemon
+from sm120kit.images.docker import LOAD_SECONDS, Daemon, docker
 from sm120kit.images.image_records import Image, PublishedImage, VerifiedImage
 from sm120kit.images.oci import Layout
 from sm120kit.images.published_images import Source
@@ -214,7 +214,7 @@ def _start_detached(prepared: PreparedLaunch, record: RunRecord, options: Launch
     """Start the container of a launch."""
     reporting.info(f"log: {record.log}")
     argv = serving.docker_run(prepared.service, values=False, detach=True)
-    started = process.run(argv, env=prepared.service.variables, check=False)
+    started = docker(*argv[1:], env=prepared.service.variables, seconds=LOAD_SECONDS)
     if started.returncode:
         record.log.parent.mkdir(parents=True, exist_ok=True)
         record.log.write_text(masked(started.stderr))

@@ -18,6 +18,7 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import MARKER
 from sm120kit.hosts.facts import LAUNCHER_LABEL
+from sm120kit.images.docker import docker
 from sm120kit.serving import _remote_nodes
 from sm120kit.serving._render import PATIENCE_SECONDS
 from sm120kit.serving._supervise import Ending, Run
@@ -72,7 +73,7 @@ def _inspected(*options: str) -> tuple[ServingContainer, ...]:
     Go omits zeros at the end of a time, and the first letter of a name is a slash. A label can have any character, so that
     docker prints one JSON list a line.
     """
-    done = process.run(("docker", "ps", "--quiet", "--no-trunc", *options), check=False)
+    done = docker("ps", "--quiet", "--no-trunc", *options)
     if done.returncode:
         raise DaemonUnreachable(
             f"the servers of this host cannot be listed: {done.stderr.strip()}",
@@ -81,8 +82,8 @@ def _inspected(*options: str) -> tuple[ServingContainer, ...]:
     fields = (".Name", ".State.Status", ".State.StartedAt", ".Config.Labels", ".Mounts")
     listing = f"[{','.join(f'{{{{json {field}}}}}' for field in fields)}]"
     # A container that was removed in between has an empty line or none, and makes the exit code 1.
-    asked = ("docker", "inspect", "--format", listing, *done.stdout.split())
-    lines = process.run(asked, check=False).stdout.splitlines() if done.stdout.strip() else []
+    asked = ("inspect", "--format", listing, *done.stdout.split())
+    lines = docker(*asked).stdout.splitlines() if done.stdout.strip() else []
     return tuple(_container(*parse_json(line)) for line in lines if line)
 
 
@@ -130,7 +131,7 @@ def stop(container: ServingContainer) -> None:
         started = _started(container, record)
         record = replace(record, ending=record.ending or (Ending.DIED if container.ended else Ending.STOPPED))
         write_record(path, record)
-    process.run(("docker", "stop", "--time", str(PATIENCE_SECONDS), container.name))
+    docker("stop", "--time", str(PATIENCE_SECONDS), container.name, check=True)
     if record:
         _complete_log(container.name, path.with_suffix(".log"))
         seconds = time.time() - calendar.timegm(started)
@@ -220,7 +221,7 @@ def require_gpus(record: Path) -> None:
 
 def exit_code(name: str) -> int | None:
     """The exit code of a container, None if there is no such container."""
-    done = process.run(("docker", "inspect", "--format", "{{.State.ExitCode}}", name), check=False)
+    done = docker("inspect", "--format", "{{.State.ExitCode}}", name)
     return int(done.stdout) if done.returncode == 0 else None
 
 
@@ -255,11 +256,11 @@ def removed_on_failure(record: Path) -> Iterator[None]:
 
 def _remove_of(record: Path) -> None:
     """Remove the container of a run, also one that runs. Unlike a name, the label identifies who started it."""
-    listing = ("docker", "ps", "--all", "--quiet", "--no-trunc", f"--filter=label={RECORD_LABEL}={record.resolve()}")
-    if ids := process.run(listing, check=False).stdout.split():
-        process.run(("docker", "rm", "--force", *ids), check=False)
+    listing = ("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={RECORD_LABEL}={record.resolve()}")
+    if ids := docker(*listing).stdout.split():
+        docker("rm", "--force", *ids)
 
 
 def remove(name: str) -> None:
     """Remove a container, also one that runs."""
-    process.run(("docker", "rm", "--force", name), check=False)
+    docker("rm", "--force", name)
