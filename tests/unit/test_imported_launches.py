@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sm120kit.cli import app
-from sm120kit.core.errors import AlreadyExists, BadInput
+from sm120kit.core.errors import AlreadyExists, BadInput, NotFound
 from sm120kit.recipes import configurations, new_repository
 
 LAUNCHES: list[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "data" / "launches.toml").read_text())["launch"]
@@ -30,6 +30,18 @@ def import_(launch: dict[str, Any], repository: Path, *options: str) -> Any:
     for name, text in launch.get("files", {}).items():
         (repository / name).write_text(text)
     return CliRunner().invoke(app, ["config", "new", "--from", str(source), "--name", "imported", *options])
+
+
+@pytest.mark.parametrize("start", ["<<EOF", "> compose.yml <<-EOF", '<< "EOF"'])
+def test_compose_file_that_a_script_writes(start: str, repository: Path) -> None:
+    size = "2" if '"' in start else "$TP"
+    compose = f"services:\n  a:\n    image: vllm/vllm-openai:v0.33.0\n    command: --model openai/gpt-oss-120b -tp {size}\n"
+    script = repository / "start.sh"
+    script.write_text(f"#!/bin/bash\nset -e\nTP=2\ncat {start}\n{compose}EOF\ndocker compose up -d\n")
+    result = CliRunner().invoke(app, ["config", "new", "--from", str(script), "--name", "written"])
+    assert result.exit_code == 0, result.stderr
+    made = configurations.load("written")
+    assert (made.model.repository, made.hardware.gpus) == ("openai/gpt-oss-120b", 2)
 
 
 @pytest.mark.parametrize("launch", [each for each in LAUNCHES if "refused" not in each], ids=lambda each: each["name"])
@@ -113,3 +125,9 @@ def test_standard_input_and_existing_files(repository: Path) -> None:
         app, ["config", "new", "--from", "-", "--engine", "vllm@0.20.0", "--name", "old"], input=line
     )
     assert unrecorded.exit_code == 0 and "not checked" in unrecorded.stderr, unrecorded.output
+
+
+def test_configuration_that_is_a_circular_link(repository: Path) -> None:
+    (repository / "configurations" / "loop.toml").symlink_to("loop.toml")
+    with pytest.raises(NotFound, match=r"configurations/loop\.toml: it "):
+        configurations.load("loop")

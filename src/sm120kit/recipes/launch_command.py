@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -23,6 +24,7 @@ _FLAGS = re.compile(r"--(rm|detach|interactive|tty|init|privileged|read-only|pub
 _LETTERS = "ditPq"
 _RUN = ("docker", "podman", "nerdctl")
 _OPTION = re.compile("--?[A-Za-z]")
+_HERE_DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)^[ \t]*\2[ \t]*$", re.MULTILINE | re.DOTALL)
 _ENDED = re.compile(r"\\\r?\n[ \t]*(#.*)?$", re.MULTILINE)
 """A line that continues with a comment or an empty line."""
 _BRANCH = re.compile(r"(?:^|;)[ \t]*(else|elif|esac)\b", re.MULTILINE)
@@ -66,7 +68,7 @@ def read(text: str, beside: FileBeside = lambda name: None) -> LaunchCommand:
     Raises:
         ValueError: it has no start of a known engine, several, or is malformed.
     """
-    document = _yaml(text)
+    document = _document(text)
     if not isinstance(document, dict):
         return _of_script(text, beside)
     if isinstance(document.get("services"), dict):
@@ -74,6 +76,20 @@ def read(text: str, beside: FileBeside = lambda name: None) -> LaunchCommand:
     if "model" in document or "command" in document:
         return _of_recipe(document)
     raise ValueError("it is YAML with neither services (compose) nor model or command (a recipe)")
+
+
+def _document(text: str) -> Any:
+    """The content of YAML, or of a compose file in a here-document of a script; None for another script."""
+    written = list(_HERE_DOCUMENT.finditer(text))
+    if not written:
+        return _yaml(text)
+    variables = _variables(text)
+    for each in (text, *(match[3] if match[1] else expanded(match[3], variables) for match in written)):
+        with suppress(ValueError):
+            found = _yaml(each)
+            if isinstance(found, dict) and (each is text or isinstance(found.get("services"), dict)):
+                return found
+    return None
 
 
 def _yaml(text: str) -> Any:
