@@ -250,9 +250,9 @@ def load(name: str, also: Problems = lambda data: ()) -> Configuration:
     given = _is_path(name)
     path = Path(name) if given else data_roots.find(KIND, f"{name}.toml")
     if why := file_problem(path):
-        if given:
+        if given or path.is_symlink() or path.exists():
             hint = "name a configuration that `sm120kit config list` shows, or an existing file"
-            raise NotFound(f"no configuration file {name}: it {why}", hint)
+            raise NotFound(f"no configuration file {path}: it {why}", hint)
         raise NotFound(
             f"no configuration {name!r}{did_you_mean(name, names())}",
             f"nearest: {nearest(name, names())}; `sm120kit config list --all` has all; or name a .toml file",
