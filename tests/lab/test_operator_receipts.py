@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,15 @@ def test_finding_states_the_errors_of_the_receipt(page: str) -> None:
     assert [row["case"] for row in stock["rows"]] == [row["case"] for row in patched["rows"]]
     text = (Path(RECEIPTS).parent / "docs" / "findings" / f"{page}.md").read_text()
     assert all(f"**{row['error_over_bound']:.1f}**" in text for row in stock["rows"] if row["verdict"] == "WRONG")
+
+
+def test_a_receipt_binds_a_program_that_is_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text("")
+    (tmp_path / "program.py").write_text("import json, part, report; print(json.dumps(report.sources()))")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"],
+        env={"PYTHONPATH": str(Path(RECEIPTS).parent / "operators")},
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(done.stdout).keys() == {"reference.py", "report.py", "program.py", "part.py"}
