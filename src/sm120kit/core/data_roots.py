@@ -86,7 +86,7 @@ def own_folder(repository: Path, kind: str) -> Path:
 def find(kind: str, name: str) -> Path:
     """The file of a kind with a name: the user's if there is one, else the built-in, which may not exist."""
     paths = [folder / name for folder in folders(kind)]
-    return next((path for path in paths if path.exists()), paths[-1])
+    return next((path for path in paths if os.path.lexists(path)), paths[-1])
 
 
 def entries(kind: str) -> Mapping[str, Path]:
