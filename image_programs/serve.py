@@ -22,7 +22,7 @@ from pathlib import Path
 ENGINES = ("vllm", "sglang")
 HELP = Path(__file__).with_name("help.txt")
 B12X_ENTRIES = Path(__file__).parent / "b12x" / "entries"
-TRITON_ENTRIES, TRITON_RECORDER = (Path(__file__).parent / "triton" / name for name in ("entries", "record"))
+TRITON_ENTRIES, TRITON_RECORDER = (Path(__file__).parent / "triton_ahead" / name for name in ("entries", "record"))
 MOUNTS, ROOT_HOME = Path("/proc/self/mountinfo"), Path("/root")
 
 

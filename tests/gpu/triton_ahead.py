@@ -2,8 +2,8 @@
 
 ``python3 tests/gpu/triton_ahead.py DIR WORLD [RECORD]`` on a machine with WORLD GPUs, prepared as for ``vllm_flagship.py``,
 whose command line it starts, each time with empty caches. Without RECORD, the first start records the kernels into
-``DIR/triton.jsonl``. ``image_programs/triton/compile.py`` compiles them while no GPU is visible, and the second start has them
-as an image has. Prints seconds to the first answer and the table of ``compile_watch.py`` for both.
+``DIR/triton.jsonl``. ``image_programs/triton_ahead/compile.py`` compiles them while no GPU is visible, and the second start has
+them as an image has. Prints seconds to the first answer and the table of ``compile_watch.py`` for both.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def one_start(folder: Path, world: int, name: str) -> None:
 
 def compiled_ahead(folder: Path, record: Path) -> None:
     """Compile the kernels of a record where an image has them, and add them to the cache as its entrypoint does."""
-    entries = Path("/opt/sm120kit/triton/entries")
+    entries = Path("/opt/sm120kit/triton_ahead/entries")
     begin = time.monotonic()
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     argv = [sys.executable, str(PROGRAMS / "triton" / "compile.py"), str(record), CAPABILITY]

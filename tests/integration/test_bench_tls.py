@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sm120kit.bench import result_file
 from sm120kit.cli import app
-from sm120kit.core import tls
+from sm120kit.core import server_requests
 from sm120kit.core.errors import Sm120kitError
 
 
@@ -33,17 +33,17 @@ def bench_run(url: str, output: Path, *options: str | Path) -> tuple[int, str]:
 
 def test_server_is_verified(authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    tls.certificates.cache_clear()
+    server_requests.certificates.cache_clear()
     with schedule_server(0.0001, TLS_CERTIFICATE=str(authority.issue("server"))) as url:
         code, message = bench_run(url, tmp_path / "refused.json")
         assert (code, "SSL_CERT_FILE" in message) == (70, True), message
         assert bench_run(url.replace("https", "http"), tmp_path / "refused.json")[0] == 70
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-        tls.certificates.cache_clear()
+        server_requests.certificates.cache_clear()
         assert bench_run(url, tmp_path / "ca.json")[0] == 0
         named = url.replace("127.0.0.1", "localhost")
         assert "CERTIFICATE_VERIFY_FAILED" in bench_run(named, tmp_path / "refused.json")[1]
-    tls.certificates.cache_clear()
+    server_requests.certificates.cache_clear()
     measured = result_file.read(tmp_path / "ca.json")
     assert measured.environment.url == url and not any(sample.error for sample in measured.cases[0].samples)
     assert not (tmp_path / "refused.json").exists()

@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sm120kit.core.data_roots import data_root
 
-PROGRAMS = data_root() / "image_programs" / "triton"
+pytest.importorskip("triton")
+
+PROGRAMS = data_root() / "image_programs" / "triton_ahead"
 KERNEL = """
 import triton
 import triton.language as tl
@@ -71,7 +75,9 @@ def test_next_start_finds_what_the_first_one_launched(tmp_path: Path) -> None:
     for path, content in compiled["entries"].items():
         file = tmp_path / "image" / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(base64.b64decode(content).replace(b"/opt/sm120kit/triton/entries", str(tmp_path / "image").encode()))
+        file.write_bytes(
+            base64.b64decode(content).replace(b"/opt/sm120kit/triton_ahead/entries", str(tmp_path / "image").encode())
+        )
     assert python(tmp_path, *start, TRITON_CACHE_DIR=str(tmp_path / "image")) == [True] * 3
 
 

@@ -20,7 +20,7 @@ from sm120kit.core.errors import BadInput, NotFound, PatchConflict, SystemRefuse
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.cubin.cubin_records import Kernel
 from sm120kit.kernels.kernel_records import NumericStatus
-from sm120kit.patches import evidence, probes
+from sm120kit.patches import evidence, patch_records
 from sm120kit.patches.patch_records import PatchState
 from sm120kit.recipes import default_recipes
 from sm120kit.recipes.target import resolve_flashinfer
@@ -56,8 +56,8 @@ EVERY = [
     ],
 )
 def test_probe_is_parsed(text: str, expected: dict[str, object]) -> None:
-    probe = probes.parse(text)
-    assert probe.text == " ".join(text.split()) and probes.parse(probe.text) == probe
+    probe = patch_records.parse_probe(text)
+    assert probe.text == " ".join(text.split()) and patch_records.parse_probe(probe.text) == probe
     assert {name: getattr(probe, name) for name in expected} == expected
 
 
@@ -80,8 +80,8 @@ def test_probe_is_parsed(text: str, expected: dict[str, object]) -> None:
     ],
 )
 def test_malformed_probe_is_rejected_with_the_forms(text: str) -> None:
-    with pytest.raises(probes.BadProbe, match="expected collective FAMILY DTYPE"):
-        probes.parse(text)
+    with pytest.raises(patch_records.BadProbe, match="expected collective FAMILY DTYPE"):
+        patch_records.parse_probe(text)
 
 
 def one_patch(root: Path, change: tuple[str, str]) -> Path:
@@ -120,7 +120,7 @@ def code(text: str = "a", registers: int = 168) -> dict[str, tuple[KernelCode, .
 FINE = ProbeResult(facts={"stages": 4}, types={"Mainloop": "M"})
 BAD = ProbeResult("refused", "a.hpp:1")
 RIGHT, WRONG = replace(FINE, numbers=NumericStatus.PROVEN), replace(FINE, numbers=NumericStatus.WRONG, why="lost")
-COLLECTIVE = probes.parse("collective grouped nvfp4 128x128x64 numbers code")
+COLLECTIVE = patch_records.parse_probe("collective grouped nvfp4 128x128x64 numbers code")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_effects_of_two_results(below: ProbeResult, above: ProbeResult, expected
 
 
 def test_flags_probe_has_no_code_to_compare() -> None:
-    assert proofs.effects(probes.parse("flags m"), FINE, FINE) == (Effect.NONE,)
+    assert proofs.effects(patch_records.parse_probe("flags m"), FINE, FINE) == (Effect.NONE,)
 
 
 def test_kernel_codes_do_not_depend_on_file_hashes() -> None:

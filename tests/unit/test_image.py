@@ -99,7 +99,7 @@ def test_labels_settings_and_name_follow_from_the_inputs(make: Any) -> None:
     assert settings["Env"][-2:] == ["A=1", 'B=two "words" and $3'] and "HOME=/home/sm120kit" in settings["Env"]
     assert settings["Entrypoint"] == ["python", "/opt/sm120kit/serve.py", "vllm", "serve"] and settings["User"] == "1000:1000"
     assert settings["Healthcheck"]["Test"] == ["CMD", "python", "/opt/sm120kit/healthy.py"]
-    assert {*programs} == {"healthy.py", "help.txt", "serve.py", "triton/record/sitecustomize.py"}
+    assert {*programs} == {"healthy.py", "help.txt", "serve.py", "triton_ahead/record/sitecustomize.py"}
     labels = described.labels
     assert labels["sm120kit.recipe"] == "vllm-1.0" and labels["org.opencontainers.image.version"] == "1.0"
     assert labels["org.opencontainers.image.base.digest"] == f"sha256:{'a' * 64}"

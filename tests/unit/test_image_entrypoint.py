@@ -98,7 +98,7 @@ def test_kernels_of_the_image_are_added_to_the_cache(image: Path, driver: bytes)
 
 
 def test_cache_of_triton_names_the_kernels_of_the_image(image: Path, driver: bytes, tmp_path: Path) -> None:
-    entry = image / "triton" / "entries" / "KEY"
+    entry = image / "triton_ahead" / "entries" / "KEY"
     entry.mkdir(parents=True)
     for name in ("__grp__add.json", "add.json", "add.cubin"):
         (entry / name).write_text(name)
@@ -110,7 +110,7 @@ def test_cache_of_triton_names_the_kernels_of_the_image(image: Path, driver: byt
 
 def test_cache_of_triton_that_cannot_be_written_is_not_named(image: Path, driver: bytes) -> None:
     """With a root file system that is read-only, the caches that are mounted are written, and vLLM has its own there."""
-    entry = image / "triton" / "entries" / "KEY"
+    entry = image / "triton_ahead" / "entries" / "KEY"
     entry.mkdir(parents=True)
     (entry / "__grp__add.json").touch()
     (image / "home").mkdir()

@@ -61,7 +61,7 @@ def run(
         console.json_data(wheel.artifacts)
         return None
     show_wheels(result, paths, seconds)
-    if delivered and isinstance(result, EngineBuild):
+    if delivered and not isinstance(result, WheelBuild):
         return deliver(result, base, options, json=steps.json)
     for path in paths:
         console.data(str(path))

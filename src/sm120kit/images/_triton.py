@@ -22,11 +22,11 @@ from sm120kit.core.workspace import Workspace
 if TYPE_CHECKING:
     from sm120kit.images._layers import LayerWriter
 
-PROGRAM, RECORD = "triton/compile.py", "triton/record.jsonl"
-RECORDER = "triton/record/sitecustomize.py"
+PROGRAM, RECORD = "triton_ahead/compile.py", "triton_ahead/record.jsonl"
+RECORDER = "triton_ahead/record/sitecustomize.py"
 """Programs of an image, below ``/opt/sm120kit``: the program, the recipe's record, and what records a server's kernels."""
 
-DIRECTORY = "opt/sm120kit/triton"
+DIRECTORY = "opt/sm120kit/triton_ahead"
 _KEYS = {"function", "signature", "constants", "attributes", "options"}
 _MAX_BYTES = 2**25
 _ENTRY = re.compile(r"[A-Z2-7]{52}/[\w.-]+")

@@ -23,7 +23,7 @@ from sm120kit.core.errors import BadInput, NotFound, PatchConflict, RequirementM
 from sm120kit.core.records import Arch
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.kernel_records import NumericStatus
-from sm120kit.patches import probes
+from sm120kit.patches import patch_records
 from sm120kit.recipes.target import resolve_flashinfer
 from sm120kit.sources.run_options import Options
 
@@ -214,5 +214,5 @@ def test_nvcc_code_equals_the_stored_proof(options: Options) -> None:
 def test_all_probes_of_the_series_parse() -> None:
     for project in patches.projects(ROOT / "patches"):
         for patch in patches.load(ROOT / "patches", project):
-            assert all(probes.parse(probe.text) == probe for probe in patch.probes)
+            assert all(patch_records.parse_probe(probe.text) == probe for probe in patch.probes)
             assert patch.probes or "tests/" in patch.trailer("Evidence"), f"{patch.name} names neither a probe nor a test"

@@ -2,7 +2,9 @@
 
 import codecs
 import io
+import os
 import shlex
+import stat
 import sys
 from pathlib import Path
 from typing import BinaryIO
@@ -52,4 +54,7 @@ def _opened(path: Path) -> BinaryIO:
         return sys.stdin.buffer
     if path.is_fifo() and not str(path).startswith(("/dev/fd/", "/proc/")):
         raise OSError("is a FIFO, whose writer may never come")
-    return path.open("rb")
+    stream = path.open("rb")
+    if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
+        raise OSError("is a device")
+    return stream

@@ -25,7 +25,7 @@ QUICK = ("environment", "serve_command")
 BESIDE = ("compiles_at_run_time",)
 """Checks that run in a process of their own beside the others."""
 
-TRITON = Path("/opt/sm120kit/triton")
+TRITON = Path("/opt/sm120kit/triton_ahead")
 """What an image has for kernels of Triton: the recorder, and with a record of its recipe all else."""
 
 PROBE = """

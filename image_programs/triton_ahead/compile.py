@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-PLACE = "/opt/sm120kit/triton/entries"
+PLACE = "/opt/sm120kit/triton_ahead/entries"
 OF_TARGET = {"arch", "backend_name", "deprecated_fp8_dot_operand_dtypes", "extern_libs", "max_num_imprecise_acc_default"}
 OF_TARGET |= {"ptx_version", "supported_fp8_dtypes", "warp_size"}
 """Options that Triton computes from the target (``CUDABackend.parse_options`` in ``backends/nvidia/compiler.py``)."""
