@@ -22,7 +22,10 @@ class Unusable(Exception):
 
 def sources() -> dict[str, str]:
     """The sha256 of each file of this directory and the program's own that the program consists of."""
-    folders = {Path(__file__).resolve().parent, Path(getattr(sys.modules["__main__"], "__file__", __file__)).resolve().parent}
+    folders = {
+        Path(__file__).resolve().parent,
+        Path(getattr(sys.modules.get("__main__"), "__file__", __file__)).resolve().parent,
+    }
     files = {Path(str(module.__file__)) for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files) if file.resolve().parent in folders
