@@ -18,13 +18,13 @@ import sys
 import time
 from pathlib import Path
 
-import compile_watch
 import vllm_checkpoints
 import vllm_flagship
 import vllm_servers
 
 CAPABILITY = "90"
 PROGRAMS = vllm_servers.HERE.parents[1] / "image_programs"
+AHEAD = PROGRAMS / "triton_ahead"
 
 
 def recorded(folder: Path) -> list[str]:
@@ -33,24 +33,11 @@ def recorded(folder: Path) -> list[str]:
 
 
 def one_start(folder: Path, world: int, name: str) -> None:
-    """Start a server, let it answer once, end it; print what compiled."""
-    processes = compile_watch.Processes()
-    processes.start()
-    begin = time.monotonic()
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(PROGRAMS / "triton" / "record"), os.environ["PYTHONPATH"]))
-    os.environ["SM120KIT_RECORD_TRITON"] = str(folder / f"compiled-{name}" / "record")
-    process, watched = vllm_flagship.started(folder, world, name)
-    try:
-        if vllm_servers.all_ready({name: process}, {name: vllm_flagship.PORT}, folder, 300):
-            answer = vllm_flagship.chat("what follows the third item")
-            print(f"{name}: first answer after {time.monotonic() - begin:.0f} s: {json.dumps(answer)[:200]}", flush=True)
-        for line in vllm_servers.log_lines(folder, name, vllm_flagship.STATED)[:50]:
-            print("    ", line[:200])
-    finally:
-        vllm_servers.end({name: process})
-        processes.stop(watched)
-    print(f"{name}: {len(recorded(watched / 'record'))} kernels of Triton that modules define", flush=True)
-    print("\n".join(compile_watch.table(watched)), flush=True)
+    """Start the server of ``vllm_flagship.py``, let it answer, end it, and say which kernels of Triton it launched."""
+    record = folder / f"compiled-{name}" / "record"
+    os.environ["SM120KIT_RECORD_TRITON"] = str(record)
+    vllm_flagship.one_start(folder, world, name, probe=False)
+    print(f"{name}: {len(recorded(record))} kernels of Triton that modules define", flush=True)
 
 
 def compiled_ahead(folder: Path, record: Path) -> None:
@@ -58,7 +45,7 @@ def compiled_ahead(folder: Path, record: Path) -> None:
     entries = Path("/opt/sm120kit/triton_ahead/entries")
     begin = time.monotonic()
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    argv = [sys.executable, str(PROGRAMS / "triton" / "compile.py"), str(record), CAPABILITY]
+    argv = [sys.executable, str(AHEAD / "compile.py"), str(record), CAPABILITY]
     done = json.loads(subprocess.run(argv, env=variables, stdout=subprocess.PIPE, check=True).stdout)
     for path, content in done["entries"].items():
         (entries / path).parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +60,7 @@ def compiled_ahead(folder: Path, record: Path) -> None:
 def launchers(folder: Path, record: Path) -> None:
     """Compile the C code that launches the kernels, which Triton before 3.7 has for each signature."""
     program = f"""
-import sys; sys.path.insert(0, {str(PROGRAMS / "triton")!r})
+import sys; sys.path.insert(0, {str(AHEAD)!r})
 import compile, json, pathlib, triton
 from concurrent.futures import ThreadPoolExecutor
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
@@ -95,6 +82,7 @@ with compile.reported({CAPABILITY}):
 def main(folder: Path, world: int, record: Path | None) -> None:
     import triton
 
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(AHEAD / "record"), os.environ["PYTHONPATH"]))
     if not (folder / "qwen35" / "config.json").exists():
         vllm_checkpoints.qwen35(folder / "qwen35")
     if record is None:

@@ -6,24 +6,19 @@ The environment has the locked wheels, without those with CUDA, and a torch for 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import parser_options
 import pytest
+from patched_engine import STATES, PatchedEngine
 
-from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import configurations
-from sm120kit.recipes import target as targets
-from sm120kit.sources.run_options import Options
 
 RECIPE = "sglang-0.5.11-b12x"
 CONFIGURATION = configurations.load("qwen3.5-122b-nvfp4-2x-rtx-pro-6000")
 INSIDE = Path(__file__).parents[2] / "support" / "sglang_b12x_inside.py"
-LIBRARIES = re.compile(r"b12x|nvidia-cutlass-dsl|cuda-(python|bindings|pathfinder)$")
+LIBRARIES = r"b12x|nvidia-cutlass-dsl|cuda-(python|bindings|pathfinder)$"
 """Distributions of the lockfile that b12x imports, besides those that the parser imports."""
 MODEL = {
     "architectures": ["Qwen3_5MoeForConditionalGeneration"],
@@ -54,36 +49,19 @@ MODEL = {
 
 
 class Engine:
-    """SGLang without and with its patches, and a Python that can import both."""
+    """SGLang without and with its patches, and a model's configuration."""
 
     def __init__(self, scratch: Path) -> None:
-        options = Options(Workspace.open(None))
-        target = targets.resolve(RECIPE, options)
-        assert isinstance(target, targets.EngineTarget)
-        wheels = parser_options.unpack_engine(target, scratch / "patched")
-        parser_options.unpack_engine(target, scratch / "official", patched=False)
-        names = [wheel for wheel in wheels.values() if LIBRARIES.match(wheel.name) or parser_options.is_light(wheel.name)]
-        self.scratch = scratch
-        locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
-        self.python = parser_options.environment(scratch, locked, options.workspace, options.origin)
+        self.sglang = PatchedEngine(RECIPE, scratch, LIBRARIES)
         self.model = scratch / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps(MODEL))
 
-    def run(self, *arguments: str, engine: str = "patched", stdin: str = "") -> Any:
-        variables = CONFIGURATION.environment | {"PYTHONPATH": str(self.scratch / engine), "HOME": str(self.scratch)}
-        done = subprocess.run(
-            [self.python, "-W", "ignore", INSIDE, *arguments],
-            input=stdin,
-            env=os.environ | variables | {"CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+    def run(self, *arguments: str, state: str = "patched", stdin: str = "") -> Any:
+        return self.sglang.answer(INSIDE, *arguments, state=state, stdin=stdin, variables=CONFIGURATION.environment)
 
-    def answers(self, lines: dict[str, list[str]], engine: str = "patched") -> Any:
-        return self.run("server", engine=engine, stdin=json.dumps(lines))
+    def answers(self, lines: dict[str, list[str]], state: str = "patched") -> Any:
+        return self.run("server", state=state, stdin=json.dumps(lines))
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +136,6 @@ def test_without_b12x_sglang_selects_what_it_selects_unpatched(engine: Engine) -
     lines = {"default": line}
     for option, choices in (("--moe-runner-backend", ("flashinfer_cutlass", "triton")), ("--fp4-gemm-backend", ("cutlass",))):
         lines |= {f"{option} {choice}": [*line, option, choice] for choice in choices}
-    patched, official = (engine.answers(lines, which) for which in ("patched", "official"))
-    assert patched == official
+    released, patched = (engine.answers(lines, state) for state in STATES)
+    assert patched == released
     assert all(isinstance(answer, dict) for answer in patched.values()), patched

@@ -6,17 +6,11 @@ The environment has the locked wheels, without those with CUDA, and a torch for 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import parser_options
 import pytest
-
-from sm120kit.core.workspace import Workspace
-from sm120kit.recipes import target as targets
-from sm120kit.sources.run_options import Options
+from patched_engine import STATES, PatchedEngine
 
 INSIDE = Path(__file__).parents[2] / "support" / "sglang_patches_inside.py"
 
@@ -24,23 +18,8 @@ INSIDE = Path(__file__).parents[2] / "support" / "sglang_patches_inside.py"
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The answers of SGLang ``released`` and ``patched``."""
-    scratch = tmp_path_factory.mktemp("sglang")
-    options = Options(Workspace.open(None))
-    target = targets.resolve("sglang-0.5.23", options)
-    assert isinstance(target, targets.EngineTarget)
-    wheels = parser_options.unpack_engine(target, scratch / "patched")
-    parser_options.unpack_engine(target, scratch / "released", patched=False)
-    light = [f"{wheel.name}=={wheel.version}" for wheel in wheels.values() if parser_options.is_light(wheel.name)]
-    python = parser_options.environment(scratch, light, options.workspace, options.origin)
-
-    def asked(state: str) -> Any:
-        variables = {"PYTHONPATH": str(scratch / state), "HOME": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
-        command = [python, "-W", "ignore", INSIDE]
-        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return {state: asked(state) for state in ("released", "patched")}
+    engine = PatchedEngine("sglang-0.5.23", tmp_path_factory.mktemp("sglang"))
+    return {state: engine.answer(INSIDE, state=state) for state in STATES}
 
 
 SPLITS = ("characters", "whole_tags", "at_once")

@@ -5,47 +5,22 @@ The environment has the locked wheels, without those with CUDA, and a torch for 
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import parser_options
 import pytest
-
-from sm120kit.core.workspace import Workspace
-from sm120kit.recipes import target as targets
-from sm120kit.sources.run_options import Options
+from patched_engine import STATES, PatchedEngine
 
 INSIDE = Path(__file__).parents[2] / "support" / "vllm_patches_inside.py"
-LIBRARIES = re.compile(r"nvidia-cutlass-dsl|cuda-(python|bindings|pathfinder)$|nvidia-ml-py$")
+LIBRARIES = r"nvidia-cutlass-dsl|cuda-(python|bindings|pathfinder)$|nvidia-ml-py$"
 """Distributions of the lockfile that FlashInfer imports, besides those that the parser imports."""
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The answers of vLLM ``released`` and ``patched``."""
-    scratch = tmp_path_factory.mktemp("vllm")
-    options = Options(Workspace.open(None))
-    target = targets.resolve("vllm", options)
-    assert isinstance(target, targets.EngineTarget)
-    wheels = parser_options.unpack_engine(target, scratch / "patched")
-    parser_options.unpack_engine(target, scratch / "released", patched=False)
-    names = [wheel for wheel in wheels.values() if LIBRARIES.match(wheel.name) or parser_options.is_light(wheel.name)]
-    locked = [f"{wheel.name}=={wheel.version}" for wheel in names]
-    locked.append(target.recipe.flashinfer.replace("flashinfer-", "flashinfer-python=="))  # images have one that is built here
-    python = parser_options.environment(scratch, locked, options.workspace, options.origin)
-
-    def asked(state: str) -> Any:
-        variables = {"PYTHONPATH": str(scratch / state), "HOME": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
-        command = [python, "-W", "ignore", INSIDE]
-        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return {state: asked(state) for state in ("released", "patched")}
+    engine = PatchedEngine("vllm", tmp_path_factory.mktemp("vllm"), LIBRARIES, flashinfer=True)
+    return {state: engine.answer(INSIDE, state=state) for state in STATES}
 
 
 def test_draft_head_finds_the_algorithm_of_its_experts(answers: dict[str, Any]) -> None:
