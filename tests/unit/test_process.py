@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -110,8 +111,16 @@ def test_memory_does_not_grow_with_the_lines_of_a_program() -> None:
 
 def test_run_until_stop_event() -> None:
     assert process.run_until(["/bin/sh", "-c", "exit 3"], None).returncode == 3
-    with process.deadline(0.1) as stop, pytest.raises(process.Stopped):
+    stop = threading.Event()
+    threading.Timer(0.1, stop.set).start()
+    with pytest.raises(process.Stopped):
         process.run_until(["/bin/sh", "-c", "exec sleep 60"], stop)
+
+
+def test_time_limit() -> None:
+    assert process.run_within(["/bin/sh", "-c", "cat; exit 3"], 60).returncode == 3
+    with pytest.raises(process.Stopped):
+        process.run_within(["/bin/sh", "-c", "exec sleep 60"], 0.1)
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])

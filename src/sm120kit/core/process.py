@@ -109,7 +109,7 @@ def run_within(
     argv: Sequence[str | Path],
     seconds: float,
     *,
-    stdin: Iterable[bytes] = (),
+    stdin: Iterable[bytes] | None = None,
     env: Environment | None = None,
     check: bool = False,
 ) -> Completed:
@@ -120,8 +120,9 @@ def run_within(
         CommandFailed: its exit code is not 0 and ``check`` is true.
         Stopped: for ``seconds``, it took no piece of its input, or did not end after it; it was ended.
     """
-    with _child(argv, env=env, stdin=True, tied=True) as child:
-        _feed(child, stdin, seconds)
+    with _child(argv, env=env, stdin=stdin is not None, tied=True) as child:
+        if stdin is not None:
+            _feed(child, stdin, seconds)
         try:
             completed = _completed(argv, child, *child.communicate(timeout=seconds))
         except subprocess.TimeoutExpired as error:
@@ -195,18 +196,6 @@ def run_until(
             if check:
                 _require_success(completed, f"command: {shell_line(argv, env)}")
             return completed
-
-
-@contextlib.contextmanager
-def deadline(seconds: float) -> Iterator[threading.Event]:
-    """An event for :func:`run_until` that is set after ``seconds``, also for a program that cannot be killed."""
-    stop = threading.Event()
-    timer = threading.Timer(seconds, stop.set)
-    timer.start()
-    try:
-        yield stop
-    finally:
-        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ LOAD_SECONDS = 1800
 
 def docker(
     *arguments: str,
-    stdin: Iterable[bytes] = (),
+    stdin: Iterable[bytes] | None = None,
     env: Mapping[str, str] | None = None,
     check: bool = False,
     seconds: float | None = None,

@@ -23,6 +23,7 @@ from sm120kit.probes.same_distributions import (
 
 CROWD = ("crowd-among", "crowd-last")
 """The other requests of a batch: a fault may be in one of its rows alone, the first as a rule."""
+IN_BATCHES = ("among", "last", *CROWD)
 WAYS = {
     "again": "again",
     "stream": "as a stream",
@@ -72,7 +73,7 @@ def judge(recorded: Recorded) -> ProbeJudgement:
             continue
         pairs = zip(answered(recorded, first).values(), answered(recorded, f"{way}/").values(), strict=False)
         of_way = [difference(one, other) for one, other in pairs]
-        if found := problem(of_way, MOST_FAR_IN_BATCHES if "others" in said else MOST_FAR):
+        if found := problem(of_way, MOST_FAR_IN_BATCHES if way in IN_BATCHES else MOST_FAR):
             return judged(False, f"the same request {said}: {found}")
         differences += of_way
     nats = [value for each in differences for value in each.nats]

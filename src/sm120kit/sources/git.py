@@ -24,7 +24,7 @@ from pathlib import Path
 from sm120kit.core.archives import SOURCE_DATE_EPOCH
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import CommandFailed, FetchFailed, NotTrusted, ResourceUnavailable
-from sm120kit.core.process import Completed, Environment, Stopped, deadline, run, run_until
+from sm120kit.core.process import Completed, Environment, Stopped, run, run_within
 from sm120kit.sources._git_urls import without_credentials
 
 IDENTITY = "sm120kit <sm120kit@localhost>"
@@ -320,8 +320,7 @@ def _git(
 def _run_limited(argv: Sequence[str | Path], variables: Environment, check: bool) -> Completed:
     """Run a git that uses the network, for at most :data:`MAX_FETCH_SECONDS`."""
     try:
-        with deadline(MAX_FETCH_SECONDS) as stop:
-            return run_until(argv, stop, env=variables, check=check, tied=True)
+        return run_within(argv, MAX_FETCH_SECONDS, env=variables, check=check)
     except Stopped as error:
         raise FetchFailed(
             f"git took more than {MAX_FETCH_SECONDS:g} s, and was ended", "check the network, or use --mirror DIR"

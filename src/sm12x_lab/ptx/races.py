@@ -80,8 +80,7 @@ def runner(command: Sequence[str], interposition: Interposition) -> Runner:
             limit = max(LEAST_SECONDS, SLOWEST * (time.monotonic() - started))
         else:
             try:
-                with process.deadline(limit) as late:
-                    done = process.run_until(command, late, env=environment, tied=True)
+                done = process.run_within(command, limit, env=environment)
             except process.Stopped:
                 return ObservedRun(None, "")
         return ObservedRun(done.returncode, hashlib.sha256(done.stdout.encode()).hexdigest())

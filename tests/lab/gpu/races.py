@@ -133,8 +133,7 @@ def main() -> int:
             delays = f"{seed} 0 {races.EVERY_SITE} {races.EVERY_MODULE}" if seed else ""
             environment = interposition.environment() | {races.DELAYS: delays}
             try:
-                with process.deadline(seconds) as late:
-                    done = process.run_until(program.command, late, env=environment, tied=True)
+                done = process.run_within(program.command, seconds, env=environment)
             except process.Stopped:
                 return {program.kernel: "did not end"}
             if done.returncode:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import RequirementMissing
-from sm120kit.core.process import Stopped, deadline, run_until
+from sm120kit.core.process import Stopped, run_within
 from sm120kit.hosts.doctor._findings import Diagnosis, Finding, Impact, ok, problem
 from sm120kit.hosts.facts import Host
 
@@ -64,11 +64,10 @@ def run_transfers(mode: str, count: int, python: str, kind: str = "cuda", second
         argv: list[str | Path] = [python, PROGRAM, mode, kind, str(count), output]
         process, message = None, ""
         try:
-            with deadline(seconds) as stop:
-                # Number the GPUs as nvidia-smi does; the user's CUDA_VISIBLE_DEVICES would number others.
-                env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": None}
-                process = run_until(argv, stop, env=env)
-                message = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+            # Number the GPUs as nvidia-smi does; the user's CUDA_VISIBLE_DEVICES would number others.
+            env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": None}
+            process = run_within(argv, seconds, env=env)
+            message = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         except Stopped:
             pass
         lines = tuple(json.loads(line) for line in output.read_text().splitlines())

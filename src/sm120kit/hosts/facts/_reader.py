@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from sm120kit.core.errors import Sm120kitError
-from sm120kit.core.process import Stopped, deadline, find_program, run_until
+from sm120kit.core.process import Stopped, find_program, run_within
 
 COMMANDS = {
     "nvidia-smi-q.xml": ("nvidia-smi", "-q", "-x"),
@@ -127,8 +127,7 @@ class HostReader:
             self.unread[name] = f"{argv[0]} exceeded its time limit before"
             return None
         try:
-            with deadline(COMMAND_SECONDS) as stop:
-                process = run_until(argv, stop)
+            process = run_within(argv, COMMAND_SECONDS)
         except Stopped:
             self.timed_out.add(argv[0])
             self.unread[name] = f"no result within {COMMAND_SECONDS} s"
