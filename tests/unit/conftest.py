@@ -23,6 +23,7 @@ def _only_registered_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         return real(argv, *args, **kwargs)
 
     monkeypatch.setattr("sm120kit.core.process.subprocess.Popen", guarded)
+    monkeypatch.setattr("sm120kit.core.toolchain.installed", list)  # each `build` asks compilers for their versions
 
 
 @pytest.fixture
