@@ -122,6 +122,10 @@ def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.Monkey
     with pytest.raises(FetchFailed, match="status 401") as refused:
         fetch()
     assert "HF_TOKEN" in refused.value.hint and "hunter2" not in f"{refused.value.message} {refused.value.hint}"
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(FetchFailed, match="status 401") as anonymous:
+        fetch()
+    assert "HF_TOKEN" in anonymous.value.hint and anonymous.value.hint != refused.value.hint
     hub.token, hub.repository = "", "another/model"
     with pytest.raises(NotFound, match=f"the Hub has no model {REPOSITORY}"):
         fetch()

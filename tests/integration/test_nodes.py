@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,10 +17,12 @@ from typer.testing import CliRunner
 
 from sm120kit import recipes, serving
 from sm120kit.cli import app
+from sm120kit.core.errors import ResourceUnavailable
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines import Node
 from sm120kit.images.image_records import Image
 from sm120kit.recipes import configurations
+from sm120kit.serving import _remote_nodes
 
 SPARKS = "minimax-m2.7-nvfp4-2x-dgx-spark"
 
@@ -83,3 +87,13 @@ def test_processes_meet_by_the_printed_arguments(tmp_path: Path, monkeypatch: py
             )
         )
     assert [process.communicate(timeout=120)[0].strip() for process in running] == ["3.0", "3.0"]
+
+
+def test_machine_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(_remote_nodes, "SHELL_SECONDS", 0.2)
+    with pytest.raises(ResourceUnavailable, match=re.escape("192.0.2.7")) as error:
+        _remote_nodes.RemoteMachine("192.0.2.7").memory()
+    assert "ssh 192.0.2.7" in error.value.hint

@@ -74,6 +74,15 @@ def test_stop_replaces_the_log_only_by_a_complete_one(
     assert kept(server) == (expected, "stopped")
 
 
+def test_stop_ends_although_docker_does_not_end_the_log(
+    docker: Callable[..., Path], server: ServingContainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker(logs="exec sleep 60", inspect="echo 0")
+    monkeypatch.setattr(server_containers, "LOAD_SECONDS", 0.2)
+    server_containers.stop(server)
+    assert kept(server) == ("one\n", "stopped")
+
+
 def test_server_of_another_user_is_not_stopped(docker: Callable[..., Path], server: ServingContainer, tmp_path: Path) -> None:
     calls = docker(inspect="echo 0")
     loop = tmp_path / "loop.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def test_program_that_cannot_be_run(tmp_path: Path) -> None:
         odd.write_bytes(content)
         odd.chmod(mode)
         with pytest.raises(RequirementMissing, match=message):
-            process.run_until([odd], None)
+            process.run_within([odd], None)
     with pytest.raises(RequirementMissing, match="Permission denied"):
         process.run([tmp_path])  # a directory
 
@@ -109,18 +110,34 @@ def test_memory_does_not_grow_with_the_lines_of_a_program() -> None:
     assert peak < 1 << 20
 
 
-def test_run_until_stop_event() -> None:
-    assert process.run_until(["/bin/sh", "-c", "exit 3"], None).returncode == 3
+def test_stop_event() -> None:
+    assert process.run_within(["/bin/sh", "-c", "exit 3"], None).returncode == 3
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
     with pytest.raises(process.Stopped):
-        process.run_until(["/bin/sh", "-c", "exec sleep 60"], stop)
+        process.run_within(["/bin/sh", "-c", "exec sleep 60"], None, stop)
 
 
 def test_time_limit() -> None:
     assert process.run_within(["/bin/sh", "-c", "cat; exit 3"], 60).returncode == 3
     with pytest.raises(process.Stopped):
         process.run_within(["/bin/sh", "-c", "exec sleep 60"], 0.1)
+
+
+def test_input_in_pieces_when_a_thousand_files_are_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip("this system permits fewer files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert process.run([sys.executable, "-c", "print(input())"], stdin=iter([b"one ", b"two"])).stdout == "one two\n"
+        with pytest.raises(process.Stopped):
+            process.run_within(["/bin/sh", "-c", "exec sleep 60"], 0.1, stdin=iter([bytes(2**20)]))
+    finally:
+        for file in opened:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])

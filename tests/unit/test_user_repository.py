@@ -211,6 +211,14 @@ def test_configuration_overrides_the_built_in(own: Path, built_in: PatchDirector
     assert origins.pop(name) == "own, overrides the built-in" and {*origins.values()} == {"built-in"}
 
 
+def test_directory_with_too_many_configurations(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_roots, "MAX_FILES", len(configurations.names()))
+    for number in range(data_roots.MAX_FILES + 1):
+        (own / "configurations" / f"c{number}.toml").write_text("x = [")
+    with pytest.raises(BadInput, match=re.escape(str(own / "configurations"))):
+        configurations.names()
+
+
 def test_patches_lie_above_the_built_in(own: Path, tmp_path: Path) -> None:
     put(own, "local", own_patch(tmp_path))
     tree = applied(own, tmp_path)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from sm120kit.core._users import user_label
@@ -17,6 +18,9 @@ FOLDERS = ("recipes", "patches", "configurations", "files")
 
 EDITION = 1
 """The value of ``edition`` in :data:`REPOSITORY_FILE`; raised when the form of a repository changes."""
+
+MAX_FILES = 1000
+"""Limit for the recipes or configurations of a directory."""
 
 _OWN_FOLDERS = {"engines": "recipes", "configurations": "configurations"}
 """Directories of a user's repository by that of the built-in data below ``recipes/``; others have the same path in both."""
@@ -90,8 +94,18 @@ def find(kind: str, name: str) -> Path:
 
 
 def entries(kind: str) -> Mapping[str, Path]:
-    """The TOML files of a kind by their stem; the user's override the built-in."""
-    return {path.stem: path for folder in reversed(folders(kind)) for path in sorted(folder.glob("*.toml"))}
+    """The TOML files of a kind by their stem; the user's override the built-in.
+
+    Raises:
+        BadInput: there are more than :data:`MAX_FILES` in a directory.
+    """
+    found: dict[str, Path] = {}
+    for folder in reversed(folders(kind)):
+        paths = [*islice(folder.glob("*.toml"), MAX_FILES + 1)]
+        if len(paths) > MAX_FILES:
+            raise BadInput(f"{folder} has more than {MAX_FILES} files *.toml", "move those that are not in use elsewhere")
+        found |= {path.stem: path for path in sorted(paths)}
+    return found
 
 
 def origin(kind: str, path: Path) -> str:

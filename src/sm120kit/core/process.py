@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,26 +108,36 @@ def run(
 
 def run_within(
     argv: Sequence[str | Path],
-    seconds: float,
+    seconds: float | None,
+    stop: threading.Event | None = None,
     *,
     stdin: Iterable[bytes] | None = None,
     env: Environment | None = None,
+    output: IO[bytes] | None = None,
     check: bool = False,
 ) -> Completed:
-    """Run a program to its end, tied to this process, and return its output.
+    """Run a program to its end, tied to this process, and return its output; with ``output`` all of it goes to that file.
+
+    Ctrl-C reaches only the main thread: a program that another thread waits for is ended by ``stop``.
 
     Raises:
         RequirementMissing: the program does not exist or cannot be run.
         CommandFailed: its exit code is not 0 and ``check`` is true.
-        Stopped: for ``seconds``, it took no piece of its input, or did not end after it; it was ended.
+        Stopped: ``stop`` was set; or for ``seconds``, it took no piece of its input, or did not end after it. It was ended.
     """
-    with _child(argv, env=env, stdin=stdin is not None, tied=True) as child:
+    with _child(argv, env=env, stdin=stdin is not None, tied=True, output=output) as child:
         if stdin is not None:
             _feed(child, stdin, seconds)
-        try:
-            completed = _completed(argv, child, *child.communicate(timeout=seconds))
-        except subprocess.TimeoutExpired as error:
-            raise Stopped from error
+        end = time.monotonic() + (float("inf") if seconds is None else seconds)
+        while True:
+            left = max(0.0, end - time.monotonic())
+            try:
+                out, err = child.communicate(timeout=min(left, 0.2) if stop else None if seconds is None else left)
+                break
+            except subprocess.TimeoutExpired:
+                if (stop and stop.is_set()) or time.monotonic() >= end:
+                    raise Stopped from None
+    completed = _completed(argv, child, out or b"", err)
     if check:
         _require_success(completed, f"command: {shell_line(argv, env)}")
     return completed
@@ -167,37 +178,6 @@ def run_attached(argv: Sequence[str | Path], *, env: Environment | None = None) 
     return code if code >= 0 else 128 - code
 
 
-def run_until(
-    argv: Sequence[str | Path],
-    stop: threading.Event | None,
-    *,
-    env: Environment | None = None,
-    check: bool = False,
-    tied: bool = False,
-) -> Completed:
-    """Run a program to its end, or until another thread sets ``stop``.
-
-    Ctrl-C reaches only the main thread, so a program that another thread waits for is ended this way.
-
-    Raises:
-        RequirementMissing: the program does not exist or cannot be run.
-        CommandFailed: its exit code is not 0 and ``check`` is true.
-        Stopped: ``stop`` was set; the program was ended.
-    """
-    with _child(argv, env=env, tied=tied) as child:
-        while True:
-            try:
-                out, err = child.communicate(timeout=None if stop is None else 0.2)
-            except subprocess.TimeoutExpired:
-                if stop is not None and stop.is_set():
-                    raise Stopped from None
-                continue
-            completed = _completed(argv, child, out, err)
-            if check:
-                _require_success(completed, f"command: {shell_line(argv, env)}")
-            return completed
-
-
 @contextlib.contextmanager
 def background(
     argv: Sequence[str | Path], log: Path, *, env: Environment | None = None, patience: float = 5
@@ -231,9 +211,12 @@ def _child(
     stdin: bool = False,
     stderr: int = subprocess.PIPE,
     tied: bool = False,
+    output: IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A program whose output is read in the block; an exception in the block ends it."""
-    child = _spawn(argv, cwd=cwd, env=env, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL, stderr=stderr, tied=tied)
+    given = subprocess.PIPE if stdin else subprocess.DEVNULL
+    stdout, stderr = (output, subprocess.STDOUT) if output else (subprocess.PIPE, stderr)
+    child = _spawn(argv, cwd=cwd, env=env, stdin=given, stdout=stdout, stderr=stderr, tied=tied)
     try:
         with reporting.working():
             yield child
@@ -286,8 +269,9 @@ _GATHERED_BYTES = 2**16
 def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes], seconds: float | None = None) -> None:
     """Write ``pieces`` to a child; a child that ends early is judged by its exit code, not by the broken pipe."""
     assert child.stdin is not None
-    pipe = child.stdin.fileno()
+    pipe, ready = child.stdin.fileno(), select.poll()
     os.set_blocking(pipe, False)
+    ready.register(pipe, select.POLLOUT)
     with contextlib.suppress(BrokenPipeError):
         gathered = bytearray()  # a write for each of 50,000 pieces takes seconds
         for piece in itertools.chain(pieces, (None,)):
@@ -295,7 +279,7 @@ def _feed(child: subprocess.Popen[bytes], pieces: Iterable[bytes], seconds: floa
             if piece is None or len(gathered) >= _GATHERED_BYTES:
                 rest = memoryview(bytes(gathered))
                 while rest:
-                    if not select.select((), (pipe,), (), seconds)[1]:
+                    if not ready.poll(None if seconds is None else seconds * 1000):
                         raise Stopped
                     rest = rest[os.write(pipe, rest) :]
                 gathered.clear()

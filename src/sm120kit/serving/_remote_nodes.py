@@ -24,7 +24,10 @@ from sm120kit.serving import nodes, unified_memory
 from sm120kit.serving._container import Service
 from sm120kit.serving._render import docker_run
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
+"""A connection on which nothing comes for 45 s ends (ssh_config(5), ServerAliveCountMax)."""
+SHELL_SECONDS = 600
+"""For a script: to write what the page cache holds takes longest."""
 NODES_LABEL, RUN_LABEL = "sm120kit.nodes", "sm120kit.run"
 """Labels of the first machine's container, ``RUN@ADDRESS,...`` of the others, and of theirs: an identifier of their own."""
 LOOK_SECONDS = 10.0
@@ -55,7 +58,11 @@ class RemoteMachine:
         Raises:
             ResourceUnavailable: the machine cannot be reached, or the script fails.
         """
-        done = process.run((*SSH, self.address, script), check=False)
+        try:
+            done = process.run_within((*SSH, self.address, script), SHELL_SECONDS)
+        except process.Stopped as error:
+            problem = f"{self.address}: no answer for {SHELL_SECONDS} s"
+            raise ResourceUnavailable(problem, f"ssh {self.address} {shlex.quote(script)}") from error
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise ResourceUnavailable(
@@ -127,6 +134,8 @@ class RemoteMachine:
 
     def copy(self, paths: Iterable[Path]) -> None:
         """Copy files and links to the same places; what is there is not sent again, and an interrupted copy resumes.
+
+        It may take hours; a connection that is dead ends it.
 
         Raises:
             CommandFailed: rsync fails.

@@ -410,7 +410,7 @@ def _hub_errors(repository: str, revision: str) -> Iterator[None]:
         given = "the token in use may lack access to it" if get_token() else "if it is private, set HF_TOKEN"
         raise NotFound(f"the Hub has no model {repository}", f"correct model.repository; {given}") from error
     except errors.HfHubHTTPError as error:
-        raise _refusal(name, error.response.status_code) from error
+        raise _refusal(name, error.response.status_code, with_token=bool(get_token())) from error
     except (httpx2.HTTPError, errors.LocalEntryNotFoundError, errors.RevisionResolutionError) as error:
         raise HubUnreachable(
             f"the Hub cannot be reached for {name}: {type(error.__cause__ or error).__name__}",
@@ -418,11 +418,11 @@ def _hub_errors(repository: str, revision: str) -> Iterator[None]:
         ) from error
 
 
-def _refusal(name: str, status: int) -> Sm120kitError:
+def _refusal(name: str, status: int, *, with_token: bool) -> Sm120kitError:
     if status in (401, 403):
-        return FetchFailed(
-            f"the Hub refuses access to {name}: status {status}", "set HF_TOKEN to a valid token, or unset it for public models"
-        )
+        known = "the token in use is refused: renew it, or unset HF_TOKEN (hf auth logout) for public models"
+        hint = known if with_token else "no token is set: set HF_TOKEN to one of an account with access"
+        return FetchFailed(f"the Hub refuses access to {name}: status {status}", hint)
     return HubUnreachable(
         f"the Hub answers {name} with status {status}", "run the command again later: finished files are kept"
     )

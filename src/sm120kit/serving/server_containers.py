@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sm120kit.core import process
+from sm120kit.core import process, reporting
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadRecord, DaemonUnreachable, NotFound, ResourceUnavailable, SystemRefused
 from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import MARKER
 from sm120kit.hosts.facts import LAUNCHER_LABEL
-from sm120kit.images.docker import docker
+from sm120kit.images.docker import LOAD_SECONDS, docker
 from sm120kit.serving import _remote_nodes
 from sm120kit.serving._render import PATIENCE_SECONDS
 from sm120kit.serving._supervise import Ending, Run
@@ -114,7 +114,10 @@ def find(name: str) -> ServingContainer:
 
 
 def logs(container: ServingContainer, on_line: Callable[[str], None], *, follow: bool) -> None:
-    """Pass each line that a server printed to ``on_line``; with ``follow`` until it exits."""
+    """Pass each line that a server printed to ``on_line``; with ``follow`` until it exits.
+
+    It has no time limit: whoever reads the lines may pause, and ends it.
+    """
     process.run_lines(("docker", "logs", *["--follow"] * follow, container.name), on_line)
 
 
@@ -182,10 +185,12 @@ def _complete_log(name: str, log: Path) -> None:
     part = log.with_name(f".{log.name}.{os.getpid()}")
     try:
         with disk_errors(log):
-            with process.background(("docker", "logs", name), part) as child:
-                code = child.wait()
+            with part.open("wb") as file:
+                code = process.run_within(("docker", "logs", name), LOAD_SECONDS, output=file).returncode
             if code == 0 and (not log.exists() or part.stat().st_size >= log.stat().st_size):
                 part.replace(log)
+    except process.Stopped:
+        reporting.warn(f"the log of {name} is not complete: docker did not end it within {LOAD_SECONDS} s")
     finally:
         part.unlink(missing_ok=True)
 

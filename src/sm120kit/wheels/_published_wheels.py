@@ -87,7 +87,8 @@ def hold(directory: Path) -> None:
 def keep_newest(directory: Path) -> None:
     """Mark a build with local patches as the newest of its package, and remove all but the newest ones: each is 0.3 GB.
 
-    Those that a process holds stay until a later build.
+    Those that a process holds stay until a later build. Builds that compile (FlashInfer, ``--from-source``) are not marked:
+    minutes of packing are repeated for the space, hours are not.
     """
     (directory / _LOCAL).touch()
     marked = sorted(directory.parent.glob(f"*/{_LOCAL}"), key=lambda path: -path.stat().st_mtime_ns)

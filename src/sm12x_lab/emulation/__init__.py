@@ -209,7 +209,7 @@ class Emulator:
                 if mainloop not in results:
                     directory = self._directory(mainloop)
                     argv, env = wrap([directory / "program", _name(directory), fault], self.sandbox, read=[directory])
-                    emulation = _result(mainloop.tile, fault, process.run_until(argv, stop, env=env))
+                    emulation = _result(mainloop.tile, fault, process.run_within(argv, None, stop, env=env))
                     write_record(directory / f"{fault}.json", emulation)
                     mark_used(directory)
                     results[mainloop] = emulation
@@ -238,7 +238,7 @@ class Emulator:
                 write=[work],
                 env=LANGUAGE,
             )
-            done = process.run_until(argv, stop, env=env)
+            done = process.run_within(argv, None, stop, env=env)
             if done.returncode and ran_out_of_memory(done.returncode, done.stderr):
                 raise ResourceUnavailable(
                     f"the compiler ran out of memory: the emulations of a shape need {UNIT_BYTES / 1e9:.1f} GB to compile",

@@ -205,8 +205,9 @@ class Compiler:
         directory, output = self.directory(program), self._output(program)
         output.parent.mkdir(parents=True, exist_ok=True)
         command = self.command(program, output)
-        done = process.run_until(
+        done = process.run_within(
             [sys.executable, "-m", "sm120kit.core.memory", *command],
+            None,
             stop,
             env={
                 **dict.fromkeys(DROPPED_ENVIRONMENT),
@@ -214,7 +215,6 @@ class Compiler:
                 "PYTHONPATH": own_python_path(),
                 "LC_ALL": "C",  # the first error is parsed
             },
-            tied=True,
         )
         line = process.shell_line(command)
         if done.returncode != 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -134,17 +133,6 @@ def contradiction(run: GemmRun) -> str:
     return "; ".join(text for text, applies in problems.items() if applies)
 
 
-class _Deadline(threading.Event):
-    """An event that is set when a time limit is reached or ``stop`` is set."""
-
-    def __init__(self, seconds: float, stop: threading.Event) -> None:
-        super().__init__()
-        self.at, self.stop = time.monotonic() + seconds, stop
-
-    def is_set(self) -> bool:
-        return self.stop.is_set() or time.monotonic() >= self.at
-
-
 def run_with_timeout(
     argv: Sequence[str | Path], stop: threading.Event, timeout_seconds: float = RUN_TIMEOUT_SECONDS
 ) -> process.Completed | None:
@@ -154,7 +142,7 @@ def run_with_timeout(
         Stopped: another thread set ``stop``.
     """
     try:
-        return process.run_until(argv, _Deadline(timeout_seconds, stop), tied=True)
+        return process.run_within(argv, timeout_seconds, stop)
     except process.Stopped:
         if stop.is_set():
             raise

@@ -110,7 +110,7 @@ class HostCompiler:
         """
         read = [self.tree, *(argument.parent for argument in arguments if isinstance(argument, Path))]
         argv, env = wrap([self.program, *self.flags, *arguments], self.sandbox, read=read, env=LANGUAGE)
-        done = process.run_until(argv, self.stop, env=env)
+        done = process.run_within(argv, None, self.stop, env=env)
         if not done.returncode:
             return done
         command = f"command: {process.shell_line(done.argv, LANGUAGE)}"
