@@ -93,13 +93,30 @@ def custom_communicator(group):
     try:
         from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
     except ImportError:
-        from sglang.srt.distributed.device_communicators.custom_all_reduce import dispatch_custom_allreduce
-
-        return dispatch_custom_allreduce(group, device)(group, device)
+        return sglang_communicator(group, device)
     return CustomAllreduce(group, device)
 
 
+def sglang_communicator(group, device):
+    """That of SGLang, which copies between the GPUs before it is used, in turns of its own group of all ranks.
+
+    ``dispatch_custom_allreduce`` has parameters since 0.5.23; 0.5.11 has none (srt/distributed/parallel_state.py).
+    """
+    import inspect
+
+    import torch.distributed as dist
+    from sglang.srt.distributed.device_communicators.custom_all_reduce import dispatch_custom_allreduce
+    from sglang.srt.distributed.parallel_state import init_distributed_environment
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    init_distributed_environment(world_size=world, rank=rank, local_rank=device.index, backend=dist.get_backend())
+    wanted = {"group": group, "device": device}.items()
+    known = inspect.signature(dispatch_custom_allreduce).parameters
+    return dispatch_custom_allreduce(**{name: value for name, value in wanted if name in known})(group, device)
+
+
 METHODS = {"nccl": nccl, "custom": custom, "pcie-ipc": pcie_ipc}
+"""By name; ``nccl-LEVEL`` is NCCL with a variable that the container has."""
 
 
 class Progress:
@@ -141,7 +158,9 @@ def measure(rank, request, init, results, progress, beside):
     backend, own = ("nccl", device) if request["world"] <= torch.cuda.device_count() else ("gloo", None)
     dist.init_process_group(backend, init_method=f"file://{init}", rank=rank, world_size=request["world"], device_id=own)
     cpu_group = dist.new_group(backend="gloo")
-    launch, capturing = METHODS[request["method"]](request, dist.group.WORLD, cpu_group)
+    name = request["method"]
+    build = METHODS["nccl" if name.startswith("nccl-") else name]
+    launch, capturing = build(request, dist.group.WORLD, cpu_group)
     dtype = getattr(torch, request["dtype"])
 
     def reduce(tensor):

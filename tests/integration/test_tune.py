@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import containers
 import pytest
 
 from sm120kit.recipes import configurations
@@ -47,6 +50,86 @@ def test_its_container_is_known_by_its_labels_and_removed(tmp_path: Path, monkey
     assert {"sm120kit.gpus=2,3", f"sm120kit.record={label}"} <= set(run) and secret == "s3cret"
     assert not any("s3cret" in word or "password" in word or "/models/x" in word for word in run)
     assert f"--filter=label=sm120kit.record={label}" in listing and removal == ["rm", "--force", "our-id"]
+
+
+PYTHON = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(int count, char** arguments) {
+  int tuned = open("/cache/tuned", O_CREAT | O_WRONLY, 0600), given = open(arguments[1], O_RDONLY);
+  printf("{\"rows\": 1, \"wrong\": 0, \"graph_wrong\": %d, \"microseconds\": 3.0}\n", tuned < 0 || given < 0);
+  puts("{\"end\": \"finished\"}");
+  return 0;
+}
+"""
+HOOK = r"""#!/bin/sh
+bundle=$(sed 's/.*"bundle":"\([^"]*\)".*/\1/')
+cp "$bundle/config.json" {at}/started.json
+"""
+
+
+@pytest.mark.containers
+@pytest.mark.skipif(bool(containers.why_not()), reason=containers.why_not())
+def test_its_container_has_the_gpus_and_a_cache_that_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a daemon of its own, for which a program of this test stands in for NVIDIA's hook."""
+    (tmp_path / "python.c").write_text(PYTHON)
+    (tmp_path / "root").mkdir()
+    subprocess.run(["gcc", "-static", "-o", tmp_path / "root" / "python3", tmp_path / "python.c"], check=True)
+    subprocess.run(["tar", "-C", tmp_path / "root", "-cf", tmp_path / "image.tar", "."], check=True)
+    (tmp_path / "cache").mkdir()
+    hook = tmp_path / "nvidia-container-runtime-hook"
+    hook.write_text(HOOK.replace("{at}", str(tmp_path)))
+    hook.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with containers.dockerd() as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.socket)
+        loading = ["docker", "import", "--change", "ENV PATH=/", tmp_path / "image.tar"]
+        image = subprocess.run(loading, check=True, capture_output=True, text=True).stdout.strip()
+        plain = Service("s", image, ("serve",), {}, (Mount(tmp_path / "cache", "/cache", False),), (2, 3), 1, True, {}, 8000)
+        label = tmp_path / "runs" / "tune.json"
+        service = launch.labelled_service(plain, configurations.load(TWO), label)
+        measured = allreduce.measure(
+            service, label, "nccl-sys", {"NCCL_P2P_LEVEL": "SYS"}, allreduce.AllReduceRequest(2, 64, (1,))
+        )
+        assert measured == allreduce.MeasuredAllReduce("nccl-sys", (allreduce.Timing(1, 0, 3.0),), "")
+        left = subprocess.run(["docker", "ps", "--all", "--quiet"], check=True, capture_output=True, text=True).stdout
+        assert not left and (tmp_path / "cache" / "tuned").is_file()
+    started = json.loads((tmp_path / "started.json").read_text())
+    assert {"NVIDIA_VISIBLE_DEVICES=2,3", "NCCL_P2P_LEVEL=SYS"} <= set(started["process"]["env"])
+    assert not any(each["type"] == "ipc" for each in started["linux"]["namespaces"]), "the host's"
+
+
+def _package(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize("parameters", [True, False])
+def test_sglangs_all_reduce_has_its_group_of_all_ranks_first(
+    parameters: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """0.5.23 takes the group, 0.5.11 does not; both copy between the GPUs in turns of that group."""
+    torch = pytest.importorskip("torch")
+    groups: list[dict[str, Any]] = []
+
+    def communicator(group: Any, device: Any) -> tuple[Any, ...]:
+        assert groups, "it would end: SGLang has no group of all ranks"
+        return group, device
+
+    dispatch = (lambda group, device: communicator) if parameters else (lambda: communicator)
+    base = "sglang.srt.distributed"
+    for name in ("sglang", "sglang.srt", base, f"{base}.device_communicators"):
+        _package(monkeypatch, name, __path__=[])
+    _package(monkeypatch, f"{base}.device_communicators.custom_all_reduce", dispatch_custom_allreduce=dispatch)
+    _package(monkeypatch, f"{base}.parallel_state", init_distributed_environment=lambda **given: groups.append(given))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/init", rank=0, world_size=1)
+    try:
+        assert program.sglang_communicator("group", torch.device("cuda", 0)) == ("group", torch.device("cuda", 0))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert groups == [{"world_size": 1, "rank": 0, "local_rank": 0, "backend": "gloo"}]
 
 
 class SmallMessages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from allreduce_ranks import dies, healthy, idle, stalls  # type: ignore[import-n
 
 ONE = "qwen3.6-35b-a3b-nvfp4-1x-rtx-pro-6000"
 TWO = "minimax-m2.7-nvfp4-2x-rtx-pro-6000"
+NCCL = ("nccl", "nccl-loc", "nccl-sys")
 REQUEST = {"method": "nccl", "world": 2, "hidden": 64, "rows": [1, 8], "dtype": "bfloat16"}
 REQUEST |= {"setup_seconds": 300, "step_seconds": 300}
 
@@ -70,7 +72,7 @@ def test_a_problem_is_never_best(line: dict[str, Any] | None) -> None:
     ]
     fast = allreduce.judged("pcie-ipc", "\n".join(map(json.dumps, lines)))
     assert fast.problem and allreduce.best((slow, fast)) == "nccl"
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match=re.escape(fast.problem)):
         allreduce.best((fast,))
 
 
@@ -96,8 +98,8 @@ def test_serve_uses_what_was_measured_in_this_image_on_these_gpus(tmp_path: Path
 
 def test_only_engines_with_its_flashinfer_have_pcie_ipc() -> None:
     today = configurations.load(TWO)
-    assert allreduce.measurable(today) == ("nccl", "custom", "pcie-ipc")
-    assert allreduce.measurable(replace_engine(today, "vllm-0.19.1")) == ("nccl", "custom")
+    assert allreduce.measurable(today) == (*NCCL, "custom", "pcie-ipc")
+    assert allreduce.measurable(replace_engine(today, "vllm-0.19.1")) == (*NCCL, "custom")
     with pytest.raises(RequirementMissing):
         allreduce.measurable(configurations.load(ONE))
 
@@ -109,6 +111,22 @@ def test_a_server_has_the_arguments_and_variables_of_its_all_reduce() -> None:
     assert nccl.argv == ("vllm", "serve", "--disable-custom-all-reduce") and nccl == allreduce.using(nccl, four, "nccl")
     assert allreduce.using(service, four, "pcie-ipc").environment == {"A": "1", "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}
     assert allreduce.using(service, four, "custom") == allreduce.using(service, four, allreduce.DEFAULT) == service
+    levels = [allreduce.using(service, four, f"nccl-{level}") for level in ("loc", "sys")]
+    assert [each.environment["NCCL_P2P_LEVEL"] for each in levels] == ["LOC", "SYS"] and {each.argv for each in levels} == {
+        nccl.argv
+    }
+
+
+def test_sglang_uses_pcie_ipc_on_two_gpus_only_without_its_own() -> None:
+    """Its own comes first for every message that it takes (srt/distributed/parallel_state.py of 0.5.23)."""
+    two = configurations.load("deepseek-v4-flash-2x-rtx-pro-6000-sglang")
+    assert "--disable-custom-all-reduce" in two.arguments and "custom" not in allreduce.measurable(two)
+    having = two.model_copy(
+        update={"arguments": tuple(word for word in two.arguments if word != "--disable-custom-all-reduce")}
+    )
+    assert "custom" in allreduce.measurable(having)
+    service = Service("s", "sha256:1", ("sglang",), {}, (), (0, 1), 1, False, {}, 8000)
+    assert allreduce.using(service, having, "pcie-ipc").argv == ("sglang", "--disable-custom-all-reduce")
 
 
 def replace_engine(configuration: configurations.Configuration, engine: str) -> configurations.Configuration:

@@ -93,7 +93,7 @@ class ServerOptions:
         str,
         option(
             "--allreduce METHOD",
-            "All-reduce between the GPUs: auto, nccl, custom, pcie-ipc; auto is what `sm120kit tune` found, else the engine's.",
+            "All-reduce between the GPUs: auto, what `sm120kit tune` found, else the engine's; or nccl, custom, pcie-ipc, ...",
         ),
     ] = "auto"
     gpu: PlannedGpu = ""

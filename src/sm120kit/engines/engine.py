@@ -25,6 +25,15 @@ class AllReduce:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+OWN_OFF = ("--disable-custom-all-reduce",)
+"""Turns the all-reduce of vLLM and of SGLang off."""
+NCCL = {
+    "nccl": AllReduce(OWN_OFF),
+    **{f"nccl-{level.lower()}": AllReduce(OWN_OFF, {"NCCL_P2P_LEVEL": level}) for level in ("LOC", "SYS")},
+}
+"""NCCL as it decides itself, through the host's memory, and with P2P at any distance, also between processors."""
+
+
 @dataclass(frozen=True)
 class Metrics:
     """Names of a server's Prometheus metrics by meaning; empty for one that it does not have.

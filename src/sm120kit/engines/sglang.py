@@ -11,6 +11,8 @@ from typing import Any
 from sm120kit.core.outside import integer, parse_json
 from sm120kit.engines.engine import (
     MASTER_PORT,
+    NCCL,
+    OWN_OFF,
     AllReduce,
     ApiKey,
     Engine,
@@ -226,9 +228,10 @@ SGLANG = Sglang(
     api_key=ApiKey("SM120KIT_API_KEY", ("--api-key", "$(SM120KIT_API_KEY)")),
     host_variable="SGLANG_HOST_IP",  # srt/utils/network.py
     all_reduces={
-        "nccl": AllReduce(("--disable-custom-all-reduce",)),
+        **NCCL,
         "custom": AllReduce(),
-        "pcie-ipc": AllReduce(environment={"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}),  # srt/environ.py of 0.5.23
+        # srt/environ.py of 0.5.23. Its own comes first where it has one (srt/distributed/parallel_state.py).
+        "pcie-ipc": AllReduce(OWN_OFF, {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}),
     },
     options={
         "tensor_parallel": ("--tensor-parallel-size", "--tp-size"),

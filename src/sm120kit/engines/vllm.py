@@ -14,6 +14,7 @@ from sm120kit.core.errors import did_you_mean
 from sm120kit.core.outside import MAX_DEPTH, integer, parse_json
 from sm120kit.engines.engine import (
     MASTER_PORT,
+    NCCL,
     AllReduce,
     ApiKey,
     Engine,
@@ -316,7 +317,7 @@ VLLM = Vllm(
     api_key=ApiKey("VLLM_API_KEY"),  # envs.py
     host_variable="VLLM_HOST_IP",  # envs.py
     all_reduces={
-        "nccl": AllReduce(("--disable-custom-all-reduce",)),
+        **NCCL,
         "custom": AllReduce(),
         "pcie-ipc": AllReduce(environment={"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}),  # envs.py of 0.33.0
     },

@@ -15,6 +15,7 @@ from sm120kit.core.outside import parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.workspace import Workspace
 from sm120kit.engines import AllReduce
+from sm120kit.engines.engine import OWN_OFF
 from sm120kit.recipes import load_engine
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import docker_run, server_containers
@@ -88,7 +89,8 @@ def methods(configuration: Configuration) -> Mapping[str, AllReduce]:
     """
     several = configuration.tensor_parallel > 1 and configuration.hardware.nodes == 1
     flashinfer = load_engine(configuration.engine).flashinfer.rpartition("-")[2]
-    missing = () if flashinfer and Version(flashinfer) >= PCIE_IPC_SINCE else ("pcie-ipc",)
+    missing = set() if flashinfer and Version(flashinfer) >= PCIE_IPC_SINCE else {"pcie-ipc"}
+    missing |= {"custom"} if set(OWN_OFF) & set(configuration.words) else set()
     found = configuration.served_by.all_reduces if several else {}
     return {DEFAULT: AllReduce(), **{name: each for name, each in found.items() if name not in missing}}
 
@@ -200,7 +202,8 @@ def best(measured: tuple[MeasuredAllReduce, ...]) -> str:
     """
     usable = [each for each in measured if each.timings and not each.problem]
     if not usable:
-        raise BadInput("no all-reduce works between these GPUs", "`sm120kit doctor --measure` checks their connection")
+        problems = "; ".join(f"{each.method}: {each.problem}" for each in measured)
+        raise BadInput(f"no all-reduce works here: {problems}", "`sm120kit doctor --measure` checks how the GPUs are connected")
     return min(usable, key=lambda each: each.total).method
 
 
