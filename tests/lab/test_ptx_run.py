@@ -45,6 +45,7 @@ extern "C" __global__ void kernel(float *out) { keep<2>(out); }
 extern "C" __global__ void many_registers(float *out) { keep<160>(out); }
 extern "C" __global__ void __launch_bounds__(96) bounded(float *out) { keep<2>(out); }
 extern "C" __global__ void many_barriers() { asm volatile("bar.sync 7, 32;"); }
+extern "C" __global__ void __cluster_dims__(16) large_cluster(float *out) { keep<2>(out); }
 """
 
 PROGRAM = """
@@ -85,6 +86,12 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     process.run([*nvcc, "-fatbin", *hopper, "-gencode", f"{sm120}sm_120f", "-o", directory / "hopper-and-code.fatbin"])
     process.run([*nvcc, "-fatbin", *hopper, "-o", directory / "hopper-alone.fatbin"])
     process.run([*nvcc, "-ptx", "-gencode", "arch=compute_90a,code=sm_90a", "-o", directory / "hopper-alone.ptx"])
+    own = ["-gencode", "arch=compute_120a,code=sm_120a"]
+    process.run([*nvcc, "-fatbin", *own, "-gencode", "arch=compute_120,code=compute_120", "-o", directory / "other-ptx.fatbin"])
+    spark = ["-gencode", "arch=compute_121a,code=compute_121a"]
+    process.run([*nvcc, "-fatbin", *spark, "-o", directory / "spark.fatbin"])
+    process.run([*nvcc, "-ptx", "-gencode", "arch=compute_121a,code=sm_121a", "-o", directory / "spark.ptx"])
+    process.run([*nvcc, "-fatbin", *spark, "-gencode", f"{sm120}compute_120f", "-o", directory / "spark-and-family.fatbin"])
     source.write_text('extern "C" __global__ void kernel(unsigned short* out) { *out = 1; }')
     process.run([*nvcc, "-fatbin", "-arch=sm_90", "-o", directory / "hopper.fatbin"])
     captured = directory / "captured"
@@ -250,7 +257,7 @@ look_up = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctype
 def attribute(get, number):
     assert get(ctypes.byref(value), number, 0) == 0
     return value.value
-print([attribute(cuda.cuDeviceGetAttribute, number) for number in (75, 76, 97, 16, 39, 81, 106, 38)])
+print([attribute(cuda.cuDeviceGetAttribute, number) for number in (75, 76, 97, 16, 39, 81, 106, 38, 132)])
 assert cuda.cuGetProcAddress_v2(b"cuGetProcAddress", ctypes.byref(function), 12000, ctypes.c_uint64(0), None) == 0
 assert look_up(function.value)(b"cuDeviceGetAttribute", ctypes.byref(function), 12000, 0, None) == 0
 print(attribute(kind(function.value), 75))
@@ -258,7 +265,9 @@ print([cuda.cuFuncSetAttribute(None, 8, size) for size in (101376 - 1024, 101376
 assert not hasattr(cuda, "cuLibraryLoadFromFile")  # the driver has none
 """
     done = runner.python(program)
-    assert (done.returncode, done.stdout) == (0, "[12, 0, 101376, 7, 1536, 102400, 24, 134217728]\n12\n[0, 1]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[12, 0, 101376, 7, 1536, 102400, 24, 134217728, 0]\n12\n[0, 1]\n"), (
+        done.stderr
+    )
     assert struct.unpack("2i", (runner.records / "shared").read_bytes()) == (8, 101376 - 1024)
 
 
@@ -562,6 +571,49 @@ def test_module_that_sm120_cannot_load_is_refused(runner: Runner, modules: Path,
     assert "no code that SM120 can load" in done.stderr and not (runner.records / "module").exists()
 
 
+@pytest.mark.parametrize("name", ["spark.fatbin", "spark.ptx"])
+def test_code_for_sm121_alone_is_for_dgx_spark(runner: Runner, modules: Path, name: str) -> None:
+    program = f"{PRINTED}value = ctypes.c_int()\ncuda.cuDeviceGetAttribute(ctypes.byref(value), 76, 0)\nprint(value.value)\n"
+    done = runner.command(program, modules / name, "cuModuleLoadData")
+    assert (done.returncode, done.stdout) == (11, "209\n0\n"), done.stderr
+    assert "no code that SM120 can load" in done.stderr and not (runner.records / "module").exists()
+    spark = runner.command(program, modules / name, "cuModuleLoadData", options=("--sms", 48))
+    assert (spark.returncode, spark.stdout) == (0, "0\n1\n"), spark.stderr
+
+
+def test_ptx_of_a_fatbin_is_that_of_what_the_gpu_would_run(runner: Runner, modules: Path) -> None:
+    """Not that for another GPU before it; and not PTX for a lesser target than its machine code has."""
+    done = runner.python(PRINTED, modules / "spark-and-family.fatbin", "cuModuleLoadFatBinary")
+    assert done.stdout == "0\n", done.stderr
+    assert [module["origin"] for module in runner.interposition.modules()] == ["compute_120f in a fatbin"]
+    refused = runner.command(PRINTED, modules / "other-ptx.fatbin", "cuModuleLoadFatBinary")
+    assert (refused.returncode, refused.stdout) == (11, "209\n"), refused.stderr
+    assert "no PTX was captured for" in refused.stderr
+
+
+def test_code_for_hopper_that_cannot_be_recorded_is_refused(runner: Runner, modules: Path) -> None:
+    """By a process of another user, say: it would run, and the output would not name it. A new environment changes nothing."""
+    words = (modules / "hopper-and-code.fatbin", "cuModuleLoadData")
+    done = runner.python(f"import os\nos.unsetenv('SM120KIT_PTX_RUN')\n{PRINTED}", *words)
+    assert done.stdout == "0\n" and "hopper" in (runner.interposition.directory / "events").read_text()
+    (runner.interposition.directory / "events").unlink()
+    (runner.interposition.directory / "events").mkdir()
+    done = runner.python(PRINTED, *words)
+    assert done.stdout == "209\n" and "cannot write that to the log" in done.stderr, done.stderr
+
+
+def test_programs_without_the_preloaded_library_are_named(runner: Runner, modules: Path) -> None:
+    """Whatever starts them; those that get the library are not."""
+    program = (
+        "import os, subprocess, sys\nsubprocess.run(['/bin/true'])\nsubprocess.run(['/usr/bin/env', '-i', '/bin/sleep', '0'])\n"
+        "subprocess.run(['/bin/false'], env={})\nos.waitpid(os.posix_spawn('/bin/echo', ['echo'], {}), 0)\n"
+    )
+    done = runner.command(program + PROGRAM, modules / "kernel.ptx", "cuModuleLoadData")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("not seen: ")]
+    assert line.endswith(": echo, false, sleep")
+
+
 # ---- residency
 
 RESIDENCY = """
@@ -657,6 +709,90 @@ print(value.value)
     )
     done = runner.python(program, modules / "resident.ptx")
     assert (done.returncode, done.stdout) == (0, "0 720 0\n14\n"), done.stderr
+
+
+GRAPH = (
+    RESIDENCY
+    + """
+import struct
+kernel_, node = function(b"kernel"), ctypes.c_void_p()
+def parameters(ctas, kernel=True):
+    return struct.pack("<Q7I4xQQQQ", kernel_.value if kernel else 0, ctas, 1, 1, 128, 1, 1, 40 << 10, 0, 0, kernel_.value, 0)
+def attribute(number, *value):
+    value = struct.pack("<16i", *value, *[0] * (16 - len(value)))
+    return cuda.cuGraphKernelNodeSetAttribute(node, number, value)
+def add(ctas, kernel=True):
+    return cuda.cuGraphAddKernelNode_v2(ctypes.byref(node), None, None, ctypes.c_size_t(0), parameters(ctas, kernel))
+"""
+)
+
+
+def test_cooperative_nodes_of_a_graph(runner: Runner, modules: Path) -> None:
+    """Launches that no function launches: a node, made cooperative afterwards, or given more CTAs when it is."""
+    program = (
+        GRAPH
+        + """
+print(add(14), attribute(2, 1), add(15, False), attribute(2, 1))
+set_, update = cuda.cuGraphKernelNodeSetParams_v2, cuda.cuGraphExecKernelNodeSetParams_v2
+print(*[call for ctas in (14, 15) for call in (set_(node, parameters(ctas)), update(None, node, parameters(ctas)))])
+print(cuda.cuGraphKernelNodeCopyAttributes(node, node), attribute(2, 0), set_(node, parameters(15)))
+"""
+    )
+    done = runner.python(program, modules / "resident.ptx")
+    assert (done.returncode, done.stdout) == (0, "0 0 0 720\n0 0 720 720\n0 0 0\n"), done.stderr
+
+
+def test_nodes_of_a_graph_that_do_not_fit(runner: Runner, modules: Path) -> None:
+    """Of any kind of call; and a node that is no kernel is left alone. CUDA 13 means the second edition of cuGraphAddNode."""
+    program = (
+        GRAPH
+        + """
+kernel_ = function(b"many_registers")
+def big(kind):
+    return struct.pack("<i12x", kind) + parameters(1).replace(struct.pack("<I", 128), struct.pack("<I", 512), 1) + bytes(200)
+print(cuda.cuGraphAddKernelNode_v2(ctypes.byref(node), None, None, None, big(0)[16:]))
+look_up = ctypes.c_void_p()
+assert cuda.cuGetProcAddress_v2(b"cuGraphAddNode", ctypes.byref(look_up), 13000, ctypes.c_uint64(0), None) == 0
+kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_size_t, ctypes.c_char_p)
+print(*[kind(look_up.value)(ctypes.addressof(node), None, None, None, 0, big(each)) for each in (0, 13)])
+"""
+    )
+    done = runner.python(program, modules / "resident.ptx")
+    assert (done.returncode, done.stdout) == (0, "701\n701 0\n"), done.stderr
+
+
+def test_clusters_are_no_larger_than_any_gpu_has(runner: Runner, modules: Path) -> None:
+    """By a launch's attribute, a node's, and the kernel's own size; Hopper has more."""
+    program = (
+        GRAPH
+        + """
+def config(ctas):
+    kept.append(ctypes.create_string_buffer(struct.pack("<ii16i", 4, 0, ctas, 1, 1, *[0] * 13)))
+    return struct.pack("<7I4xQQI4x", 16, 1, 1, 128, 1, 1, 0, 0, ctypes.addressof(kept[-1]), 1)
+kept = []
+print(*[cuda.cuLaunchKernelEx(config(ctas), kernel_, None, None) for ctas in (8, 16)])
+add(16)
+print(attribute(4, 8, 1, 1), attribute(4, 4, 2, 2))
+print(cuda.cuLaunchCooperativeKernel(function(b"large_cluster"), 16, 1, 1, 32, 1, 1, 0, None, None))
+assert cuda.cuOccupancyMaxPotentialClusterSize(ctypes.byref(value), kernel_, None) == 0
+print(value.value)
+"""
+    )
+    done = runner.python(program, modules / "resident.ptx")
+    assert (done.returncode, done.stdout) == (0, "0 912\n0 912\n912\n8\n"), done.stderr
+
+
+def test_kernel_of_the_module_of_another_kernel(runner: Runner, modules: Path) -> None:
+    """cuFuncGetModule has another handle than the load."""
+    program = (
+        RESIDENCY
+        + """
+assert cuda.cuFuncGetModule(ctypes.byref(module), function(b"bounded")) == 0
+print(launch(function(b"kernel"), 8, 128, 60 << 10))
+"""
+    )
+    done = runner.python(program, modules / "resident.ptx")
+    assert (done.returncode, done.stdout) == (0, "720\n"), done.stderr
 
 
 # ---- the command

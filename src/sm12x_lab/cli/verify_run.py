@@ -159,6 +159,10 @@ def _show(done: InterposedRun) -> None:
         kernels = f": {', '.join(module.kernels[:MOST_NAMES])}" if module.kernels else ""
         more = f" and {len(module.kernels) - MOST_NAMES} more" if len(module.kernels) > MOST_NAMES else ""
         console.info(f"not verified: a module of {module.bytes:,} B in {module.file} ran code for Hopper{kernels}{more}")
+    if done.unseen:
+        console.info(
+            f"not seen: programs that were started without the preloaded library: {', '.join(done.unseen[:MOST_NAMES])}"
+        )
     for native in (module["sm120"] for module in done.modules):
         if native["unknown"]:
             console.info(f"not assembled for {native['arch']}: {native['unknown']}")

@@ -29,17 +29,19 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, NO_BINARY_FOR_GPU = 209, INVALID_PTX = 218, FILE_NOT_FOUND = 301, NOT_FOUND = 500 };
-enum { LAUNCH_OUT_OF_RESOURCES = 701, COOPERATIVE_LAUNCH_TOO_LARGE = 720 };
+enum { LAUNCH_OUT_OF_RESOURCES = 701, COOPERATIVE_LAUNCH_TOO_LARGE = 720, INVALID_CLUSTER_SIZE = 912 };
 
 // CUdevice_attribute and CUfunction_attribute
 enum { SM_COUNT = 16, L2_BYTES = 38, THREADS_PER_SM = 39, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
-enum { SHARED_PER_SM = 81, SHARED_PER_CTA = 97, CTAS_PER_SM = 106 };
+enum { SHARED_PER_SM = 81, SHARED_PER_CTA = 97, CTAS_PER_SM = 106, NVLINK_MULTICAST = 132 };
 enum { MOST_THREADS = 0, STATIC_SHARED_BYTES = 1, REGISTERS = 4, BINARY_VERSION = 6, DYNAMIC_SHARED_BYTES = 8 };
 
 // Of compute capability 12.0: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". cuda_occupancy.h has
 // the others: 24 CTAs a multiprocessor, and how registers, shared memory and barriers are allocated.
 enum { LARGEST_SHARED_BYTES = 101376, RESERVED_SHARED_BYTES = 1024, MULTIPROCESSOR_SHARED_BYTES = 102400 };
 enum { MULTIPROCESSOR_THREADS = 1536, MULTIPROCESSOR_CTAS = 24, MULTIPROCESSOR_REGISTERS = 65536, CTA_THREADS = 1024 };
+// The most CTAs of a cluster that any GPU has; whether SM120 has more is not documented.
+enum { CLUSTER_CTAS = 8 };
 
 extern char **environ;
 
@@ -65,22 +67,75 @@ static void *driver(char const *name) {
 }
 #define DRIVER(result, name, ...) ((result(*)(__VA_ARGS__))driver(name))
 
-/// Append a line to the log of the run; lines of several processes do not mix.
-static void note(char const *format, ...) {
+/// The log of the run; that of the start, so that a program may replace its environment.
+static char events[4096];
+
+__attribute__((constructor)) static void find_log(void) {
   char const *directory = getenv("SM120KIT_PTX_RUN");
-  if (!directory) return;
-  char path[4096], line[1024];
-  snprintf(path, sizeof path, "%s/events", directory);
+  if (directory) snprintf(events, sizeof events, "%s/events", directory);
+}
+
+/// Append a line to the log; lines of several processes do not mix. Returns whether it was written.
+static int note(char const *format, ...) {
+  char line[1024];
   va_list arguments;
   va_start(arguments, format);
   int length = vsnprintf(line, sizeof line - 1, format, arguments);
   va_end(arguments);
   if (length > (int)sizeof line - 2) length = sizeof line - 2;
   line[length++] = '\n';
-  int const file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-  if (file < 0) return;
-  if (write(file, line, length) < 0) {}
+  int const file = open(events, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (file < 0) return 0;
+  int const written = write(file, line, length) == length;
   close(file);
+  return written;
+}
+
+/// A number of SM120 that `verify run` was given; `otherwise` without one.
+static int given(char const *variable, int otherwise) {
+  char const *text = getenv(variable);
+  return text && *text ? atoi(text) : otherwise;
+}
+
+/// The compute capability is 12 and this: 1 of DGX Spark.
+static int minor_capability(void) { return given("SM120KIT_PTX_MINOR", 0); }
+
+// ---- other programs
+
+/// Programs that start without this library are not seen: their names go to the log.
+static void observe(char const *path, char *const *variables) {
+  for (; variables && *variables; ++variables)
+    if (!strncmp(*variables, "LD_PRELOAD=", 11) && strstr(*variables, "libsm120kit_driver.so")) return;
+  char const *slash = path ? strrchr(path, '/') : NULL;
+  if (path) note("unseen %.200s", slash ? slash + 1 : path);
+}
+
+typedef int Execute(char const *, char *const *, char *const *);
+typedef int Spawn(pid_t *, char const *, void const *, void const *, char *const *, char *const *);
+static Execute *execute, *execute_by_name;
+static Spawn *spawn, *spawn_by_name;
+
+/// In a child of vfork, no function of libc can be looked up.
+__attribute__((constructor)) static void find_programs(void) {
+  execute = (Execute *)dlsym_of_libc()(RTLD_NEXT, "execve"), execute_by_name = (Execute *)dlsym_of_libc()(RTLD_NEXT, "execvpe");
+  spawn = (Spawn *)dlsym_of_libc()(RTLD_NEXT, "posix_spawn"), spawn_by_name = (Spawn *)dlsym_of_libc()(RTLD_NEXT, "posix_spawnp");
+}
+
+EXPORT int execve(char const *path, char *const *words, char *const *variables) {
+  return observe(path, variables), execute(path, words, variables);
+}
+EXPORT int execv(char const *path, char *const *words) { return execve(path, words, environ); }
+EXPORT int execvpe(char const *name, char *const *words, char *const *variables) {
+  return observe(name, variables), execute_by_name(name, words, variables);
+}
+EXPORT int execvp(char const *name, char *const *words) { return execvpe(name, words, environ); }
+EXPORT int posix_spawn(pid_t *child, char const *path, posix_spawn_file_actions_t const *actions, posix_spawnattr_t const *attributes,
+                       char *const *words, char *const *variables) {
+  return observe(path, variables), spawn(child, path, actions, attributes, words, variables);
+}
+EXPORT int posix_spawnp(pid_t *child, char const *name, posix_spawn_file_actions_t const *actions,
+                        posix_spawnattr_t const *attributes, char *const *words, char *const *variables) {
+  return observe(name, variables), spawn_by_name(child, name, actions, attributes, words, variables);
 }
 
 // ---- modules
@@ -89,20 +144,22 @@ static uint64_t u64(unsigned char const *at) { uint64_t x; memcpy(&x, at, 8); re
 static uint32_t u32(unsigned char const *at) { uint32_t x; memcpy(&x, at, 4); return x; }
 static uint16_t u16(unsigned char const *at) { uint16_t x; memcpy(&x, at, 2); return x; }
 
-/// An image in memory: its bytes, and whether it has code for SM12x, PTX for it, code that Hopper runs, and any that SM120 can load.
+/// An image in memory: its bytes, and whether it has code for the GPU that the program sees, PTX for it, code of another GPU, and any
+/// that SM120 can load.
 struct image {
   unsigned char const *data;
   size_t size;
-  int for_sm120, ptx_for_sm120, for_hopper, loadable;
+  int for_sm120, ptx_for_sm120, for_another, loadable;
 };
 
-/// `specific`: the code is for this architecture or family alone, such as sm_90a.
-static void add_arch(struct image *image, unsigned arch, int is_ptx, int specific) {
-  int const sm120 = arch >= 120 && arch < 130;
-  if (sm120) image->for_sm120 = image->loadable = 1;
-  if (sm120 && is_ptx) image->ptx_for_sm120 = 1;
-  if (arch == 90 || (is_ptx && arch < 90)) image->for_hopper = 1;
-  if (is_ptx && arch < 120 && !specific) image->loadable = 1;
+/// Code for an architecture as 120, or for it alone as sm_120a and sm_90a, or for its family as sm_120f.
+static void add_arch(struct image *image, unsigned arch, int is_ptx, int alone, int family) {
+  unsigned const own = 120 + minor_capability();
+  int const runs = alone ? arch == own : arch >= 120 && arch <= own;
+  if (runs) image->for_sm120 = image->loadable = 1;
+  if (runs && is_ptx) image->ptx_for_sm120 = 1;
+  if (arch == 90 || (is_ptx && arch < 90) || (!runs && arch >= 120 && arch < 130)) image->for_another = 1;
+  if (is_ptx && arch < 120 && !alone && !family) image->loadable = 1;
 }
 
 /// What follows a comment, a string or the line of a preprocessor at `text`; `text` itself if there is none.
@@ -121,10 +178,9 @@ static char const *after_ignored(char const *text) {
   return end ? end : text + strlen(text);
 }
 
-/// The arch of the directive .target of a PTX module: 120 for sm_120a, which is `specific`; 0 without one.
-static unsigned target_arch(char const *text, int *specific) {
+/// The arch of the directive .target of a PTX module, 0 without one: 120 and the suffix `a` of sm_120a.
+static unsigned target_arch(char const *text, char *suffix) {
   unsigned arch = 0;
-  char suffix = 0;
   int is_target = 0;
   while (*text) {
     char const *next = after_ignored(text);
@@ -133,9 +189,7 @@ static unsigned target_arch(char const *text, int *specific) {
     } else if (strchr(" \t\r\n\f", *text)) {
       ++text;
     } else if (is_target) {
-      int const fields = sscanf(text, "sm_%u%c", &arch, &suffix);
-      *specific = fields == 2 && (suffix == 'a' || suffix == 'f');
-      return fields > 0 ? arch : 0;
+      return sscanf(text, "sm_%u%c", &arch, suffix) > 0 ? arch : 0;
     } else {
       is_target = !strncmp(text, ".target", 7);
       text += is_target ? 7 : 1;
@@ -158,7 +212,8 @@ static struct image examine(void const *code, size_t limit) {
     if (image.size > limit) return image;
     for (size_t at = u16(data + 6); at + 64 <= image.size;) {
       unsigned const kind = u16(data + at);
-      if (kind == 1 || kind == 2) add_arch(&image, u32(data + at + 28), kind == 1, (u32(data + at + 40) & 0x300000) != 0);
+      uint32_t const flags = u32(data + at + 40);
+      if (kind == 1 || kind == 2) add_arch(&image, u32(data + at + 28), kind == 1, (flags & 0x100000) != 0, (flags & 0x200000) != 0);
       uint64_t const next = u32(data + at + 4) + u64(data + at + 8);
       if (!next) break;
       at += next;
@@ -175,12 +230,12 @@ static struct image examine(void const *code, size_t limit) {
     }
     if (image.size > limit) return image;
     uint32_t const flags = u32(data + 48);
-    add_arch(&image, data[7] == 0x41 ? flags >> 8 & 0xff : flags & 0xff, 0, 1);
+    add_arch(&image, data[7] == 0x41 ? flags >> 8 & 0xff : flags & 0xff, 0, 0, 0);
   } else if ((data[0] >= ' ' && data[0] < 0x7f) || strchr("\t\r\n\f\xef", data[0])) {  // a byte order mark begins with 0xef
     image.size = strlen((char const *)data) + 1;
-    int specific = 0;
-    unsigned const arch = target_arch((char const *)data, &specific);
-    add_arch(&image, arch, 1, specific);
+    char suffix = 0;
+    unsigned const arch = target_arch((char const *)data, &suffix);
+    add_arch(&image, arch, 1, suffix == 'a', suffix == 'f');
   }
   return image;
 }
@@ -216,7 +271,7 @@ static int run_rewriter(char const *image, char const *cubin) {
   if (!rewriter || !variables) return -1;
   for (size_t i = 0; i < count; ++i)
     if (strncmp(environ[i], "LD_PRELOAD=", 11)) variables[kept++] = environ[i];
-  int const failed = posix_spawn(&child, rewriter, NULL, NULL, arguments, variables);
+  int const failed = spawn(&child, rewriter, NULL, NULL, arguments, variables);
   free(variables);
   if (failed) return -1;
   while (waitpid(child, &status, 0) < 0)
@@ -234,7 +289,7 @@ static uint32_t crc32_of(unsigned char const *data, size_t size) {
   return ~crc;
 }
 
-/// The lines `NAME REGISTERS BARRIERS SHARED THREADS` of the kernels in machine code that the rewriter made; NULL of other code.
+/// The lines `NAME REGISTERS BARRIERS SHARED THREADS CLUSTER` of the kernels in machine code that the rewriter made; NULL of other code.
 static char *figures_of(struct image const *image) {
   char path[4096], *directory = getenv("SM120KIT_PTX_RUN");
   if (!directory) return NULL;
@@ -325,14 +380,15 @@ static struct loadable for_another_gpu(struct image const *image, void const *co
   struct loadable it = {code, 0, SUCCESS, 1, NULL, (uintptr_t)image->data ^ (uint64_t)getpid() << 44};
   char const *file = file_of(code), *strict = getenv("SM120KIT_PTX_STRICT");
   int const of_pytorch = !strncmp(file, "libtorch", 8) || !strncmp(file, "libc10", 6);
-  if (image->loadable && !(strict && *strict && !of_pytorch)) {
-    note("hopper %llx %zu %d %s", (unsigned long long)it.id, image->size, image->for_sm120, file);
+  int const refused = strict && *strict && !of_pytorch;
+  if (image->loadable && !refused && note("hopper %llx %zu %d %s", (unsigned long long)it.id, image->size, image->for_sm120, file))
     return it;
-  }
   it.refused = NO_BINARY_FOR_GPU;
   note("refused %llx %zu %s", (unsigned long long)it.id, image->size, image->loadable ? "strict" : "hopper");
   fprintf(stderr, "sm120kit verify run: a module of %zu B in %s %s\n", image->size, file,
-          image->loadable ? "would run code for Hopper; --strict refuses it" : "has no code that SM120 can load");
+          !image->loadable ? "has no code that SM120 can load"
+          : refused        ? "would run code for Hopper; --strict refuses it"
+                           : "would run code for Hopper, and this process cannot write that to the log of the run");
   return it;
 }
 
@@ -341,9 +397,9 @@ static struct loadable for_another_gpu(struct image const *image, void const *co
 static struct loadable for_hopper(void const *code, size_t limit, void const *caller) {
   struct image const image = examine(code, limit);
   struct loadable const as_it_is = {code, 0, SUCCESS, 0, NULL, 0};
-  int const known = image.for_sm120 || image.for_hopper;
+  int const known = image.for_sm120 || image.for_another;
   if (!known || in_library_of_nvidia(caller) || in_library_of_nvidia(code)) return as_it_is;
-  if (image.ptx_for_sm120 || !image.for_hopper) return rewritten(&image);
+  if (image.ptx_for_sm120 || !image.for_another) return rewritten(&image);
   char *figures = u32(image.data) == 0x464c457f ? figures_of(&image) : NULL;
   if (figures) {
     unsigned char *own = malloc(image.size);
@@ -567,37 +623,32 @@ EXPORT int cuModuleEnumerateFunctions(void **functions, unsigned count, void *mo
 
 // ---- the GPU
 
-/// A number of SM120 that `verify run` was given; `otherwise` without one.
-static int given(char const *variable, int otherwise) {
-  char const *text = getenv(variable);
-  return text && *text ? atoi(text) : otherwise;
-}
-
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int const status = DRIVER(int, "cuDeviceGetAttribute", int *, int, int)(value, attribute, device);
   if (status || in_library_of_nvidia(__builtin_return_address(0))) return status;
   switch (attribute) {
     case CAPABILITY_MAJOR: *value = 12; break;
-    case CAPABILITY_MINOR: *value = 0; break;
+    case CAPABILITY_MINOR: *value = minor_capability(); break;
     case SHARED_PER_CTA: *value = LARGEST_SHARED_BYTES; break;
     case SHARED_PER_SM: *value = MULTIPROCESSOR_SHARED_BYTES; break;
     case THREADS_PER_SM: *value = MULTIPROCESSOR_THREADS; break;
     case CTAS_PER_SM: *value = MULTIPROCESSOR_CTAS; break;
     case SM_COUNT: *value = given("SM120KIT_PTX_SMS", *value); break;
     case L2_BYTES: *value = given("SM120KIT_PTX_L2", *value); break;
+    case NVLINK_MULTICAST: *value = 0; break;
   }
   return status;
 }
 
 EXPORT int cuDeviceComputeCapability(int *major, int *minor, int device) {
   int const status = DRIVER(int, "cuDeviceComputeCapability", int *, int *, int)(major, minor, device);
-  if (!status) *major = 12, *minor = 0;
+  if (!status) *major = 12, *minor = minor_capability();
   return status;
 }
 
 EXPORT int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
   (void)device;
-  *major = 12, *minor = 0;
+  *major = 12, *minor = minor_capability();
   return SUCCESS;
 }
 
@@ -742,16 +793,17 @@ static int converted(uint32_t *map) {
 /// A kernel that a program looked up, the driver's function for the sizes of its parameters, and which of these may be tensor maps:
 /// those of 128 bytes. Their alignment is not seen in their offsets, which on Hopper begin at byte 528 of the constants. Launches
 /// determine them, as these need a context.
-/// `name` and `limits` are those of a rewritten kernel on SM120.
+/// `limits` are those of a rewritten kernel on SM120; `of` is its module.
 struct launchable {
   struct launchable *next;
   void *kernel;
   char const *query;
   unsigned parameters, count, maps[MOST_MAPS];
   struct limits {
-    int registers, barriers, shared, threads;
+    int registers, barriers, shared, threads, cluster;
   } limits;
   int rewritten;
+  struct loadable of;
 };
 
 static pthread_mutex_t launchables_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -768,7 +820,8 @@ static int limits_of(char const *figures, char const *name, struct limits *limit
   size_t const length = strlen(name);
   char const *line = figures;
   while (line && (strncmp(line, name, length) || line[length] != ' ')) line = (line = strchr(line, '\n')) ? line + 1 : NULL;
-  return line && sscanf(line + length, "%d %d %d %d", &limits->registers, &limits->barriers, &limits->shared, &limits->threads) == 4;
+  return line && sscanf(line + length, "%d %d %d %d %d", &limits->registers, &limits->barriers, &limits->shared, &limits->threads,
+                        &limits->cluster) == 5;
 }
 
 static int looked_up(int status, void *const *kernel, char const *query, struct loadable it, char const *name) {
@@ -779,7 +832,7 @@ static int looked_up(int status, void *const *kernel, char const *query, struct 
   if (!*at) *at = calloc(1, sizeof **at);
   // The address may be that of another kernel, which was unloaded.
   if (*at) {
-    **at = (struct launchable){.next = (*at)->next, .kernel = *kernel, .query = query};
+    **at = (struct launchable){.next = (*at)->next, .kernel = *kernel, .query = query, .of = it};
     (*at)->rewritten = it.figures && name && limits_of(it.figures, name, &(*at)->limits);
   }
   pthread_mutex_unlock(&launchables_lock);
@@ -798,12 +851,16 @@ static struct launchable found(void *kernel) {
 static int same_kernel(int status, void *const *function, void *kernel) {
   if (status || !function || !*function) return status;
   struct launchable const of = found(kernel);
-  looked_up(SUCCESS, function, "cuFuncGetParamInfo", (struct loadable){NULL, 0, SUCCESS, 0, NULL, 0}, NULL);
+  looked_up(SUCCESS, function, "cuFuncGetParamInfo", of.of, NULL);
   pthread_mutex_lock(&launchables_lock);
   struct launchable *at = *launchables(*function);
   if (at) at->limits = of.limits, at->rewritten = of.rewritten;
   pthread_mutex_unlock(&launchables_lock);
   return status;
+}
+
+EXPORT int cuFuncGetModule(void **module, void *function) {
+  return loaded(DRIVER(int, "cuFuncGetModule", void **, void *)(module, function), module, found(function).of);
 }
 
 // ---- residency
@@ -866,7 +923,7 @@ static int resident(struct limits limits, int threads, size_t shared) {
 /// The most threads of a CTA of a kernel: what it states, or what its registers leave room for.
 static int most_threads(struct limits limits) {
   int threads = limits.threads;
-  while (threads > 32 && !resident((struct limits){limits.registers, 0, 0, limits.threads}, threads, 0)) threads -= 32;
+  while (threads > 32 && !resident((struct limits){limits.registers, 0, 0, limits.threads, 1}, threads, 0)) threads -= 32;
   return threads;
 }
 
@@ -881,16 +938,26 @@ static int does_not_fit(void *kernel, struct launch const *launch, int cooperati
     note("shared %llu", (unsigned long long)it.limits.shared + launch->shared);
     return INVALID_VALUE;
   }
-  int const room = resident(it.limits, threads, launch->shared);
+  int const room = resident(it.limits, threads, launch->shared), *size = attribute_of(launch, CLUSTER_DIMENSION);
   unsigned long long const most = (unsigned long long)room * multiprocessors();
-  int const status = !room ? LAUNCH_OUT_OF_RESOURCES : cooperative && ctas > most ? COOPERATIVE_LAUNCH_TOO_LARGE : SUCCESS;
+  int const cluster = size ? size[0] * size[1] * size[2] : it.limits.cluster;
+  int const status = !room                           ? LAUNCH_OUT_OF_RESOURCES
+                     : cluster > CLUSTER_CTAS        ? INVALID_CLUSTER_SIZE
+                     : cooperative && ctas > most    ? COOPERATIVE_LAUNCH_TOO_LARGE
+                                                     : SUCCESS;
   if (!status) return status;
   note("launch %llu %llu %u %d", ctas, threads, launch->shared, room);
   fprintf(stderr,
           "sm120kit verify run: refused as on SM120: a %slaunch of %llu CTAs of %llu threads, %d registers each, with %llu B of "
-          "shared memory; a multiprocessor has room for %d, %d of them for %llu\n",
+          "shared memory, in clusters of %d; a multiprocessor has room for %d, %d of them for %llu, a cluster for %d\n",
           cooperative ? "cooperative " : "", ctas, threads, it.limits.registers,
-          (unsigned long long)it.limits.shared + launch->shared, room, multiprocessors(), most);
+          (unsigned long long)it.limits.shared + launch->shared, cluster, room, multiprocessors(), most, CLUSTER_CTAS);
+  return status;
+}
+
+EXPORT int cuOccupancyMaxPotentialClusterSize(int *ctas, void *kernel, void const *config) {
+  int const status = DRIVER(int, "cuOccupancyMaxPotentialClusterSize", int *, void *, void const *)(ctas, kernel, config);
+  if (!status && ctas && found(kernel).rewritten && *ctas > CLUSTER_CTAS) *ctas = CLUSTER_CTAS;
   return status;
 }
 
@@ -1026,6 +1093,72 @@ enum { MOST_PARAMETERS = 1024 };
 LAUNCHES()
 LAUNCHES(_ptsz)
 
+// ---- graphs
+
+/// CUDA_KERNEL_NODE_PARAMS; the first edition ends before `kernel`, and always has a function.
+struct node {
+  void *function;
+  unsigned grid[3], block[3], shared;
+  void **parameters, **extra;
+  void *kernel, *context;
+};
+
+/// Whether a node is a cooperative launch, by its own attribute.
+static int is_cooperative(void *node) {
+  struct attribute it = {0};
+  DRIVER(int, "cuGraphKernelNodeGetAttribute", void *, int, void *)(node, COOPERATIVE, it.value);
+  return it.value[0];
+}
+
+static int node_does_not_fit(struct node const *it, struct attribute *attributes, int cooperative) {
+  if (!it) return SUCCESS;
+  struct launch const launch = {{it->grid[0], it->grid[1], it->grid[2]}, {it->block[0], it->block[1], it->block[2]}, it->shared,
+                                NULL, attributes, attributes != NULL};
+  return does_not_fit(it->function ? it->function : it->kernel, &launch, cooperative);
+}
+
+/// The parameters of a kernel in CUgraphNodeParams; NULL of other nodes.
+static struct node const *kernel_of(uintptr_t parameters) {
+  return parameters && !*(int const *)parameters ? (struct node const *)(parameters + 16) : NULL;
+}
+
+/// A function with up to six arguments that sets the parameters of a node.
+#define SETS(name, given, of)                                                                                                      \
+  EXPORT int name(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f) {                                \
+    int const refused = node_does_not_fit((struct node const *)(given), NULL, (of) && is_cooperative((void *)(of)));             \
+    if (refused) return refused;                                                                                                 \
+    return DRIVER(int, #name, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t)(a, b, c, d, e, f);               \
+  }
+SETS(cuGraphAddKernelNode, e, 0)
+SETS(cuGraphAddKernelNode_v2, e, 0)
+SETS(cuGraphAddNode, kernel_of(e), 0)
+SETS(cuGraphAddNode_v2, kernel_of(f), 0)
+SETS(cuGraphKernelNodeSetParams, b, a)
+SETS(cuGraphKernelNodeSetParams_v2, b, a)
+SETS(cuGraphExecKernelNodeSetParams, c, b)
+SETS(cuGraphExecKernelNodeSetParams_v2, c, b)
+SETS(cuGraphNodeSetParams, kernel_of(b), a)
+SETS(cuGraphExecNodeSetParams, kernel_of(c), b)
+
+/// A node becomes a cooperative launch, or one of clusters.
+static int becomes(void *node, int id, int const *value) {
+  struct node it = {0};
+  struct attribute attribute = {id, 0, {value[0], value[1], value[2]}};
+  if (id != COOPERATIVE && id != CLUSTER_DIMENSION) return SUCCESS;
+  if (DRIVER(int, "cuGraphKernelNodeGetParams_v2", void *, void *)(node, &it)) return SUCCESS;
+  return node_does_not_fit(&it, &attribute, id == COOPERATIVE ? value[0] : is_cooperative(node));
+}
+
+EXPORT int cuGraphKernelNodeSetAttribute(void *node, int id, int const *value) {
+  int const refused = value ? becomes(node, id, value) : SUCCESS;
+  return refused ? refused : DRIVER(int, "cuGraphKernelNodeSetAttribute", void *, int, void const *)(node, id, value);
+}
+
+EXPORT int cuGraphKernelNodeCopyAttributes(void *to, void *from) {
+  int const cooperative = is_cooperative(from), refused = cooperative ? becomes(to, COOPERATIVE, (int[3]){1}) : SUCCESS;
+  return refused ? refused : DRIVER(int, "cuGraphKernelNodeCopyAttributes", void *, void *)(to, from);
+}
+
 // ---- CuTe DSL
 
 /// The files of PTX and machine code that CuTe DSL keeps have the name of the function: each process gets a directory of its own.
@@ -1070,18 +1203,30 @@ static void replace_look_up(int status, void **function, char const *name, uint6
   if (ours) *function = ours;
 }
 
+/// The name in the driver of the function that a name means since a version of CUDA.
+static char const *edition(char const *name, int version, char *second, size_t size) {
+  static struct {
+    char const *name;
+    int since;
+  } const changed[] = {{"cuGetProcAddress", 12000}, {"cuGraphAddKernelNode", 12000}, {"cuGraphAddNode", 13000},
+                       {"cuGraphExecKernelNodeSetParams", 12000}, {"cuGraphKernelNodeSetParams", 12000}};
+  for (unsigned i = 0; name && i < sizeof changed / sizeof *changed; ++i)
+    if (!strcmp(name, changed[i].name) && version >= changed[i].since) return snprintf(second, size, "%s_v2", name), second;
+  return name;
+}
+
 EXPORT int cuGetProcAddress_v2(char const *name, void **function, int version, uint64_t flags, void *result) {
   int const status =
       DRIVER(int, "cuGetProcAddress_v2", char const *, void **, int, uint64_t, void *)(name, function, version, flags, result);
-  // From CUDA 12 on, the name without a suffix is that of the function with five parameters.
-  int const second = name && !strcmp(name, "cuGetProcAddress") && version >= 12000;
-  replace_look_up(status, function, second ? "cuGetProcAddress_v2" : name, flags);
+  char of_version[64];
+  replace_look_up(status, function, edition(name, version, of_version, sizeof of_version), flags);
   return status;
 }
 
 EXPORT int cuGetProcAddress(char const *name, void **function, int version, uint64_t flags) {
   int const status = DRIVER(int, "cuGetProcAddress", char const *, void **, int, uint64_t)(name, function, version, flags);
-  replace_look_up(status, function, name, flags);
+  char of_version[64];
+  replace_look_up(status, function, edition(name, version, of_version, sizeof of_version), flags);
   return status;
 }
 
@@ -1101,7 +1246,11 @@ static void *replacement(char const *name) {
       ENTRY(cuOccupancyMaxPotentialBlockSize), ENTRY(cuOccupancyMaxPotentialBlockSizeWithFlags),
       ENTRY(cuGetProcAddress),          ENTRY(cuGetProcAddress_v2),    ENTRY(cuKernelSetAttribute),
       ENTRY(cuLibraryGetKernel),        ENTRY(cuModuleGetFunction),
-      ENTRY(cuKernelGetFunction),       ENTRY(cuLaunchCooperativeKernel),
+      ENTRY(cuKernelGetFunction),       ENTRY(cuFuncGetModule),        ENTRY(cuLaunchCooperativeKernel),
+      ENTRY(cuGraphAddKernelNode),      ENTRY(cuGraphAddKernelNode_v2), ENTRY(cuGraphAddNode), ENTRY(cuGraphAddNode_v2),
+      ENTRY(cuGraphExecKernelNodeSetParams), ENTRY(cuGraphExecKernelNodeSetParams_v2), ENTRY(cuGraphExecNodeSetParams),
+      ENTRY(cuGraphKernelNodeCopyAttributes), ENTRY(cuGraphKernelNodeSetAttribute), ENTRY(cuGraphKernelNodeSetParams),
+      ENTRY(cuGraphKernelNodeSetParams_v2), ENTRY(cuGraphNodeSetParams), ENTRY(cuOccupancyMaxPotentialClusterSize),
       ENTRY(cuLaunchCooperativeKernel_ptsz), ENTRY(cuLaunchKernel),
       ENTRY(cuLaunchKernel_ptsz),       ENTRY(cuLaunchKernelEx),
       ENTRY(cuLaunchKernelEx_ptsz),

@@ -32,8 +32,9 @@ from sm120kit.core.errors import BadInput, Sm120kitError
 from sm120kit.core.records import Toolchain
 from sm120kit.kernels.cubin import device, fatbin
 from sm120kit.kernels.cubin.elf import MAGIC as ELF_MAGIC
+from sm120kit.kernels.cubin.fatbin import FatbinImage
 
-RUN_DIRECTORY, NATIVE_CACHE = "SM120KIT_PTX_RUN", "SM120KIT_PTX_NATIVE"
+RUN_DIRECTORY, NATIVE_CACHE, MINOR = "SM120KIT_PTX_RUN", "SM120KIT_PTX_NATIVE", "SM120KIT_PTX_MINOR"
 FUNCTIONS, CAPTURED = "functions.ptx", "captured.list"
 """Files of a run's directory: the software functions; and lines ``KERNEL FILE``, the PTX of each kernel captured before."""
 
@@ -56,7 +57,8 @@ MANY_CALLS, QUICKLY = 800, "--Ofast-compile=max"
 _COPY_1D = re.compile(r"(\bcp\.(?:reduce\.)?async\.bulk\.(?:prefetch\.)?tensor\.)1d(\.[^;{]*\{[^,}]*)\}")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _BOUNDED = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*\([^)]*\)[^{;]*?\.(?:maxntid|reqntid)\s+(?P<sizes>[\d,\s]+)")
-_SM12X = re.compile(r"(sm|compute)_12\d[af]?")
+_CLUSTER = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*\([^)]*\)[^{;]*?\.reqnctapercluster\s+(?P<sizes>[\d,\s]+)")
+_SM12X = re.compile(r"(?:sm|compute)_(12\d)([af]?)")
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,9 @@ def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[P
     """
     machine_code: list[memoryview] = []
     if bytes(image[:4]) == fatbin.MAGIC:
-        for part in fatbin.images(image):
-            if _SM12X.fullmatch(part.arch) and not part.is_cubin:
-                return _text(part.unpacked()), f"{part.arch} in a fatbin"
-            machine_code += [part.unpacked()] if _SM12X.fullmatch(part.arch) else []
+        if (part := chosen(fatbin.images(image))) and not part.is_cubin:
+            return _text(part.unpacked()), f"{part.arch} in a fatbin"
+        machine_code = [part.unpacked()] if part else []
     elif bytes(image[:4]) == ELF_MAGIC:
         machine_code = [image]
     else:
@@ -164,6 +165,25 @@ def module_ptx(image: memoryview, captured: Mapping[str, Path], kept: Iterable[P
         f"{missing[0][:160]}",
         "capture it: sm120kit verify ptx RECIPE --capture DIR, then sm120kit verify run --ptx DIR; or compile it with PTX",
     )
+
+
+def chosen(parts: Iterable[FatbinImage]) -> FatbinImage | None:
+    """The PTX of the code that an SM120 GPU would run: of machine code, that for the same target; else the machine code itself.
+
+    A target of one GPU, such as sm_120a, is taken before that of its family, and that before sm_120.
+    """
+    own = 120 + int(os.environ.get(MINOR) or 0)
+    found: dict[tuple[bool, str, int], FatbinImage] = {}
+    for part in parts:
+        if match := _SM12X.fullmatch(part.arch):
+            arch, suffix = int(match[1]), match[2]
+            if arch == own or (arch < own and suffix != "a"):
+                found.setdefault((part.is_cubin, suffix, arch), part)
+    order = sorted(found, key=lambda key: (key[0], "fa".find(key[1]) if key[1] else -1, key[2]))
+    if not order:
+        return None
+    _, suffix, arch = order[-1]
+    return found.get((False, suffix, arch), found[order[-1]])
 
 
 _EMPTY = ".version 8.8\n.target sm_120a\n.address_size 64\n"
@@ -232,20 +252,20 @@ def figures_name(cubin: bytes) -> str:
 
 
 def figures(text: str, native: NativeModule) -> str:
-    """Lines ``NAME REGISTERS BARRIERS SHARED THREADS`` of kernels on SM12x: per thread, per CTA, static bytes, most threads."""
-    most = most_threads(text)
+    """Lines ``NAME REGISTERS BARRIERS SHARED THREADS CLUSTER`` of kernels on SM12x: per thread, per CTA, static bytes, most
+
+    threads, CTAs of a cluster.
+    """
+    most, clusters = stated(_BOUNDED, text), stated(_CLUSTER, text)
     return "".join(
-        f"{row.name} {row.registers} {row.barriers} {row.shared_bytes} {most.get(row.name, 1024)}\n" for row in native.kernels
+        f"{row.name} {row.registers} {row.barriers} {row.shared_bytes} {most.get(row.name, 1024)} {clusters.get(row.name, 1)}\n"
+        for row in native.kernels
     )
 
 
-def most_threads(text: str) -> dict[str, int]:
-    """The most threads of a CTA of each kernel that states them."""
-    found = {}
-    for kernel in _BOUNDED.finditer(text):
-        sizes = [int(size) for size in re.findall(r"\d+", kernel["sizes"])]
-        found[kernel["name"]] = math.prod(sizes)
-    return found
+def stated(directive: re.Pattern[str], text: str) -> dict[str, int]:
+    """The product of the sizes that a directive states of each kernel."""
+    return {kernel["name"]: math.prod(map(int, re.findall(r"\d+", kernel["sizes"]))) for kernel in directive.finditer(text)}
 
 
 @contextmanager

@@ -31,7 +31,7 @@ FLAGS = ("-x", "c", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "
 
 L2_BYTES = {188: 128 * 2**20, 170: 96 * 2**20, 48: 24 * 2**20}
 """L2 cache by number of multiprocessors, of RTX PRO 6000 Blackwell, RTX 5090 and DGX Spark (NVIDIA's architecture papers)."""
-DEFAULT_L2_BYTES = L2_BYTES[188]
+DEFAULT_L2_BYTES, SPARK = L2_BYTES[188], 48
 
 CANNOT_SHOW = (
     "the instructions in silicon: they are software functions here, after the text of the PTX ISA",
@@ -44,8 +44,9 @@ CANNOT_SHOW = (
 
 @dataclass(frozen=True)
 class SimulatedGpu:
-    """The SM120 GPU that a program sees: ``sms`` multiprocessors, by default those of the GPU that there is.
+    """The GPU that a program sees: ``sms`` multiprocessors, by default those of the GPU that there is.
 
+    It is an SM120 GPU; with 48 multiprocessors SM121, as DGX Spark.
     ``strict``: modules are refused that would run code for Hopper.
     """
 
@@ -62,6 +63,7 @@ class SimulatedGpu:
         return {
             "SM120KIT_PTX_SMS": str(self.sms or ""),
             "SM120KIT_PTX_L2": str(self.l2_bytes or ""),
+            images.MINOR: "1" if self.sms == SPARK else "",
             "SM120KIT_PTX_STRICT": "1" if self.strict else "",
         }
 
@@ -86,7 +88,7 @@ class InterposedRun:
     ``refused_modules`` counts modules that have no replacement or that SM120 cannot load, ``rejected_modules`` those among them
     that ptxas rejects for their own target; ``refused_shared_bytes`` are requests for more shared memory than a CTA of SM120
     has, ``refused_launches`` numbers of CTAs, threads, dynamic shared bytes, and CTAs for which one multiprocessor has room.
-    ``hopper_modules`` are not verified.
+    ``hopper_modules`` are not verified. ``unseen`` are programs that were started without the preloaded driver.
     """
 
     command: tuple[str, ...]
@@ -97,6 +99,7 @@ class InterposedRun:
     rejected_modules: int = 0
     refused_launches: tuple[tuple[int, ...], ...] = ()
     hopper_modules: tuple[HopperModule, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def kernels(self) -> int:
@@ -323,10 +326,11 @@ def _read(command: tuple[str, ...], exit_code: int, interposition: Interposition
         len({words[:2] for words in rejected}),
         tuple(tuple(map(int, words)) for words in logged["launch"]),
         _hopper_modules(logged["hopper"], logged["kernel"]),
+        tuple(" ".join(words) for words in logged["unseen"]),
     )
 
 
-_KINDS = ("refused", "shared", "launch", "hopper", "kernel")
+_KINDS = ("refused", "shared", "launch", "hopper", "kernel", "unseen")
 """First words of the lines that the preloaded driver logs."""
 
 

@@ -85,6 +85,26 @@ int cuLaunchCooperativeKernel(void *kernel, unsigned gx, unsigned gy, unsigned g
   return record("cooperative", &ctas, sizeof ctas), 0;
 }
 
+/// A graph has one node of a kernel, with room for its parameters and attributes; an attribute has 64 bytes.
+static char node_parameters[72], node_attributes[16][64];
+static int set_node(void const *parameters) { return memcpy(node_parameters, parameters, 72), record("node", parameters, 72), 0; }
+int cuGraphAddKernelNode_v2(void **node, void *graph, void *of, size_t count, void const *parameters) {
+  return *node = node_parameters, set_node(parameters);
+}
+int cuGraphAddNode_v2(void **node, void *graph, void *of, void *edges, size_t count, char const *parameters) {
+  return *node = node_parameters, *(int *)parameters ? 0 : set_node(parameters + 16);
+}
+int cuGraphKernelNodeSetParams_v2(void *node, void const *parameters) { return set_node(parameters); }
+int cuGraphExecKernelNodeSetParams_v2(void *graph, void *node, void const *parameters) { return set_node(parameters); }
+int cuGraphKernelNodeGetParams_v2(void *node, void *parameters) { return memcpy(parameters, node_parameters, 72), 0; }
+int cuGraphKernelNodeGetAttribute(void *node, int id, void *value) { return memcpy(value, node_attributes[id], 64), 0; }
+int cuGraphKernelNodeSetAttribute(void *node, int id, void const *value) { return memcpy(node_attributes[id], value, 64), 0; }
+int cuGraphKernelNodeCopyAttributes(void *to, void *from) { return 0; }
+
+/// The module of a function is another handle than what was loaded.
+int cuFuncGetModule(void **module, void *function) { return *module = (char *)function + 8, 0; }
+int cuOccupancyMaxPotentialClusterSize(int *ctas, void *kernel, void const *config) { return *ctas = 16, 0; }
+
 /// The occupancy of any kernel on this GPU is 5.
 int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, void *kernel, int threads, size_t shared, unsigned flags) {
   return *count = 5, 0;
@@ -110,6 +130,7 @@ int cuGetProcAddress_v2(char const *name, void **function, int version, uint64_t
   *function = !strcmp(name, "cuDeviceGetAttribute") ? (void *)cuDeviceGetAttribute
               : !strcmp(name, "cuModuleLoadData")   ? (void *)cuModuleLoadData
               : !strcmp(name, "cuGetProcAddress")   ? (void *)cuGetProcAddress_v2
+              : !strcmp(name, "cuGraphAddNode")     ? (void *)cuGraphAddNode_v2
               : !strcmp(name, "cuLaunchKernelEx")   ? (void *)(flags & 2 ? cuLaunchKernelEx_ptsz : cuLaunchKernelEx)
                                                     : 0;
   (void)version, (void)status;
