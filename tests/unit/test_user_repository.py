@@ -333,6 +333,8 @@ def test_built_in_recipe_is_locked_in_the_repository(own: Path, built_in: PatchD
     assert recipes.writable_lock_path(file) == own / "recipes/flashinfer-0.6.6.lock.json"
     shutil.copyfile(recipes.lock_path(file), recipes.writable_lock_path(file))
     assert recipes.lock_path(file) == own / "recipes/flashinfer-0.6.6.lock.json"
+    listed = {row["name"]: row["from"] for row in json.loads(succeeds("recipe", "list", "--json"))}
+    assert listed["flashinfer-0.6.6"] == "built-in, own lockfile" and listed["vllm-0.33.0"] == "built-in"
 
 
 def test_directory_beside_the_repository_may_be_written(own: Path) -> None:

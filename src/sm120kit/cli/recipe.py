@@ -23,15 +23,20 @@ def list_(json: Json = False) -> None:
     """
     listed = [recipes.load(name) for name in recipes.names()]
     if json:
-        origins = ({"from": origin(recipes.KIND, recipes.path_of(recipe.name))} for recipe in listed)
-        console.json_data([recipe.model_dump(mode="json") | where for recipe, where in zip(listed, origins, strict=True)])
+        console.json_data([recipe.model_dump(mode="json") | {"from": _origin(recipe.name)} for recipe in listed])
         return
-    rows = []
-    for recipe in listed:
-        where = [origin(recipes.KIND, recipes.path_of(recipe.name))] if user_repository() else []
-        rows.append((recipe.name, *where, recipe.made_from, " ".join(recipe.archs), " ".join(recipe.groups), recipe.summary))
-    own = ["from"] if user_repository() else []
-    console.table(("recipe", *own, "made from", "archs", "kernel groups", "summary"), rows)
+    own = bool(user_repository())
+    rows = (
+        (r.name, *[_origin(r.name)] * own, r.made_from, " ".join(r.archs), " ".join(r.groups), r.summary) for r in listed
+    )
+    console.table(("recipe", *["from"] * own, "made from", "archs", "kernel groups", "summary"), rows)
+
+
+def _origin(name: str) -> str:
+    """Where a recipe comes from, and whether a built-in one is locked in the user's repository."""
+    path = recipes.path_of(name)
+    where, lock = origin(recipes.KIND, path), recipes.lock_path(path)
+    return f"{where}, own lockfile" if where == "built-in" and lock.parent != path.parent else where
 
 
 def check(

@@ -188,9 +188,9 @@ class RecipeMaker:
         )
 
     def _template(self, engine: str, version: str, files: Sequence[ListedFile] = ()) -> tuple[Template, str]:
-        """The recipe to draft from, and its variant with a dash; that of a FlashInfer recipe is always the nearest."""
+        """The recipe to draft from, and its variant with a dash."""
         variant = ""
-        if self.request.like and engine == self.request.engine:
+        if self.request.like:
             path, recipe = recipes.load_with_path(self.request.like)
             if recipe.engine != engine:
                 raise NotFound(f"{recipe.name} is a recipe of {recipe.engine}", f"name a recipe of {engine} with --like")
@@ -299,7 +299,8 @@ class RecipeMaker:
             kernels: Template | Draft = Template(path.stem, read_toml(path))
             draft = drafts.draft_engine(template, wheel, (contents[0], contents[1]), kernels, variant)
             return (self._locked_engine(draft, resolve_flashinfer(path.stem, self.options)),)
-        of_flashinfer, _ = self._template("flashinfer", pinned)
+        path = recipes.locate(template.data["flashinfer"])  # whose groups have what the engine requests
+        of_flashinfer = Template(path.stem, read_toml(path))
         staged = self._flashinfer(pinned, of_flashinfer, f"{title(engine)} {version}", drafts.exact(required.get(FFI)))
         draft = drafts.draft_engine(template, wheel, (contents[0], contents[1]), staged.draft, variant)
         return staged, self._locked_engine(draft, staged.target.flashinfer)

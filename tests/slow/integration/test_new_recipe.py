@@ -157,11 +157,15 @@ def index(tmp_path: Path) -> Index:
 
 def test_release_gets_recipes_with_the_flashinfer_that_it_requires(index: Index) -> None:
     index.vllm("9.1", "flashinfer-python==2.0", "helper", "other==7")
+    text = (index.recipes / "flashinfer-1.0.toml").read_text()
+    (index.recipes / "flashinfer-1.9.toml").write_text(text.replace("flashinfer-1.0", "flashinfer-1.9").replace("1.0", "1.9"))
     done = index.run("recipe", "new", "vllm@9.1", "--json")
     record = json.loads(done.stdout)
     made = {f"{name}.{kind}" for name in ("flashinfer-2.0", "vllm-9.1") for kind in ("toml", "lock.json")}
     assert {Path(path).name for path in record["files"]} == made <= set(index.files())
 
+    drafted = (index.recipes / "flashinfer-2.0.toml").read_text()
+    assert drafted.startswith("# Drafted from flashinfer-1.0: "), "its groups have what vLLM requests"
     kernels = index.recipe("flashinfer-2.0")
     assert kernels["sources"]["cutlass"] == {"inside": "flashinfer", "path": "3rdparty/cutlass", "version": "5.5.0"}  # type: ignore[index]
     assert kernels["modules"] == {"m": {"generator": "flashinfer.jit.m:gen"}}, "n has no generator, and no unit is for SM90"
