@@ -14,6 +14,7 @@ from locked_engine import HEADER, LAYERS, MOE, Site
 from patch_series import BASE, KERNEL, LAUNCHER, changed, git_in, patch_text
 from typer.testing import CliRunner
 
+from sm120kit import recipes
 from sm120kit.bench.bench_environment import served_from
 from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
@@ -24,6 +25,7 @@ from sm120kit.core.workspace import Workspace
 from sm120kit.images import image_inputs as contexts
 from sm120kit.images import publication
 from sm120kit.images.attestation import _sbom
+from sm120kit.images.delivery import kernel_group
 from sm120kit.images.image_records import BuiltWheel, image_name
 from sm120kit.patches.local import read_local
 from sm120kit.recipes.target import resolve
@@ -334,6 +336,18 @@ def test_server_gets_an_image_with_local_patches_only_by_name(with_images: Works
     alone = Workspace.open(tmp_path / "alone")
     add_local_image(alone)
     assert _local_image(layout_images.RECIPE, alone) == ""
+
+
+@pytest.mark.parametrize("groups", [(), ("none",), ("quick",), ("quick", "all"), ("none", "quick")])
+def test_served_patch_has_the_kernels_of_the_largest_image_of_its_recipe(groups: tuple[str, ...], tmp_path: Path) -> None:
+    """Not the recipe's, which are all: they take 2.7 CPU-hours."""
+    workspace, kernels = Workspace.open(tmp_path / "state"), recipes.load_flashinfer("flashinfer-0.6.6")
+    for number, name in enumerate(groups, 4):
+        modules = ",".join(sorted(recipes.group(kernels, name).modules))
+        layout_images.add_image(workspace, (1, number), f"{number}" * 64, more={"sm120kit.modules": modules})
+    layout_images.add_image(workspace, (1, 9), "9" * 64, more={"sm120kit.recipe": "vllm-9", "sm120kit.modules": "a,b,c"})
+    group = kernel_group(recipes.load_engine(layout_images.RECIPE), kernels, workspace)
+    assert group == (groups[-1] if groups else None)
 
 
 def test_image_list_shows_local_patches(with_images: Workspace) -> None:

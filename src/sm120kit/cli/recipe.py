@@ -26,9 +26,7 @@ def list_(json: Json = False) -> None:
         console.json_data([recipe.model_dump(mode="json") | {"from": _origin(recipe.name)} for recipe in listed])
         return
     own = bool(user_repository())
-    rows = (
-        (r.name, *[_origin(r.name)] * own, r.made_from, " ".join(r.archs), " ".join(r.groups), r.summary) for r in listed
-    )
+    rows = ((r.name, *[_origin(r.name)] * own, r.made_from, " ".join(r.archs), " ".join(r.groups), r.summary) for r in listed)
     console.table(("recipe", *["from"] * own, "made from", "archs", "kernel groups", "summary"), rows)
 
 

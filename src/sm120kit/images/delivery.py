@@ -8,6 +8,7 @@ from pathlib import Path
 from sm120kit import recipes, sources
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import CheckFailed, NotFound, RequirementMissing
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import _assembly, _base, checks
 from sm120kit.images import _triton as triton
 from sm120kit.images import image_inputs as contexts
@@ -158,6 +159,8 @@ def engine_image(build: EngineBuild, base: str, options: Options) -> ImageBuild:
 def patched_image(recipe: str, patches: Sequence[Path], options: Options, watch: Callable[[Progress], None]) -> str:
     """Build and check the image of an engine with local patches, as `build ENGINE --patch` does, and return its name.
 
+    It has the kernel group of the image of the recipe that is here, by default that of the recipe.
+
     Raises:
         CheckFailed: a check of the image failed.
         Sm120kitError: see the stages.
@@ -166,9 +169,19 @@ def patched_image(recipe: str, patches: Sequence[Path], options: Options, watch:
     target = with_local(resolve(recipe, options), local).engine
     assert target is not None
     base = prepare("", target.recipe, target.closure, options)
-    image = engine_image(image_wheels.build(target, BuildRequest(), watch), base, options).image
+    request = BuildRequest(group=kernel_group(target.recipe, target.flashinfer.recipe, options.workspace))
+    image = engine_image(image_wheels.build(target, request, watch), base, options).image
     report = checks.verify_once(image, options.workspace)
     if report.verified is None:
         failed = [f"{check.suite}/{check.name}: {check.detail}" for check in report.checks if check.verdict == "failed"]
         raise CheckFailed("\n  ".join(["the image with these patches failed checks:", *failed]), "correct the patch")
     return report.verified.reference
+
+
+def kernel_group(recipe: recipes.EngineRecipe, kernels: recipes.FlashInferRecipe, workspace: Workspace) -> str | None:
+    """The kernel group whose modules the tagged image of a recipe has, of several images the largest; None if there is none."""
+    tagged = (image.labels for image, tags in LocalImages(workspace).images(contexts.MODULES) if tags)
+    listed = (labels[contexts.MODULES] for labels in tagged if labels.get(f"{contexts.LABEL}recipe") == recipe.name)
+    modules = max(({*text.split(",")} - {""} for text in listed), key=len, default=None)
+    names = (recipes.NO_KERNELS, *kernels.groups)
+    return next((name for name in names if {*recipes.group(kernels, name).modules} == modules), None)

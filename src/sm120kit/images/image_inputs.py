@@ -33,6 +33,9 @@ LABEL = "sm120kit."
 WHEELS = f"{LABEL}wheels"
 """The label that lists the locked wheels."""
 
+MODULES = f"{LABEL}modules"
+"""The label that lists the modules of FlashInfer that are compiled ahead of time."""
+
 LEFT_OUT = f"{LABEL}left-out"
 """The label that lists the files of wheels that an image does not contain, see :func:`patterns`."""
 
@@ -164,7 +167,7 @@ def _labels(setup: ImageSetup, base: str, built: Sequence[BuiltWheel], locked: S
         f"{LABEL}recipe": setup.recipe,
         **{f"{LABEL}{key}": origin[key] for key in ("plan", "commit", "tree")},
         f"{LABEL}archs": ",".join(origin["archs"]),
-        f"{LABEL}modules": ",".join(origin["modules"]),
+        MODULES: ",".join(origin["modules"]),
         f"{LABEL}patches": ",".join(
             f"{patch['project']}/{patch['slug']}@{patch['sha256'][:12]}" for patch in origin["patches"]
         ),
