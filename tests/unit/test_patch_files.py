@@ -392,9 +392,11 @@ def test_a_rename_becomes_a_new_file_and_a_removed_one(patch_dir: PatchDirectory
 def test_import_of_a_mailbox_is_of_all_mails_or_of_none(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
     upstream = cutlass_repository(tmp_path / "cutlass")
     upstream.commit({"include/cutlass/builder.inl": changed(CHANGED, 21, "twenty-one\n")}, "builder: next")
+    git_in(upstream.path, "commit", "--amend", "--no-edit", "-q", "--date=2030-01-02T03:04:05Z")
     for name, content in {
         "mails": upstream.output("format-patch", "-2", "--stdout"),
         "log": upstream.output("log", "-2", "-p", "--stat"),
+        "reverse": upstream.output("log", "-2", "-p", "--reverse"),
     }.items():
         (tmp_path / name).write_bytes(content)
         before = contents(patch_dir.root)

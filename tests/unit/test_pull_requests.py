@@ -136,6 +136,8 @@ def test_import_of_a_pull_request(forge: Forge, site: Site, monkeypatch: pytest.
     assert series == ["layers-first", "layers-second"] and forge.requested == [PAGE]
     text = (site.data / "patches/vllm/layers-first.patch").read_text()
     assert "From: A Person <a@example.com>" in text and "Date: Fri, 6 Nov 2026" in text
+    page = forge.url.rstrip("/") + PAGE.removesuffix(".patch")
+    assert f"\nUpstream-Status: Submitted [{page}]\nOrigin: {page}\n" in text
 
 
 @pytest.mark.parametrize(

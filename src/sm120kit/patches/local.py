@@ -21,6 +21,7 @@ from sm120kit.core.urls import redacted
 from sm120kit.patches._apply import REFS
 from sm120kit.patches._export import slug_of
 from sm120kit.patches.foreign import EXISTS, ImportTarget, Place, applied_tree, guessed_place, of_the_source
+from sm120kit.patches.format import TRAILER
 from sm120kit.patches.mails import ForeignPatch, read_diffs, split_diffs
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.sources.git import Repository
@@ -39,8 +40,8 @@ MAX_FILES = 200
 _FORM = re.compile(r"([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)#([1-9][0-9]{0,8})")
 
 
-def pull_request(text: str, origin: Origin) -> tuple[bytes, Path] | None:
-    """Fetch the mails of ``owner/project#123``, and the name of a file for them; None for anything else.
+def pull_request(text: str, origin: Origin) -> tuple[ForeignPatch, ...]:
+    """Fetch the commits of ``owner/project#123``, with its page as their origin; none for anything else.
 
     GitHub, and forges with its addresses, serve them. They have at most ``MAX_BYTES``, and take at most ``MAX_SECONDS``.
 
@@ -50,7 +51,7 @@ def pull_request(text: str, origin: Origin) -> tuple[bytes, Path] | None:
         FetchFailed: the forge does not deliver it.
     """
     if not (match := _FORM.fullmatch(text)):
-        return None
+        return ()
     owner, project, number = match.groups()
     forge, file = os.environ.get(VARIABLE) or FORGE, Path(f"{owner}-{project}-{number}.patch")
     parts = urlsplit(forge)
@@ -66,10 +67,21 @@ def pull_request(text: str, origin: Origin) -> tuple[bytes, Path] | None:
 
     try:
         with reporting.step(f"fetching {text}"):
-            return _received(url, origin), file
+            return tuple(
+                _of_page(patch, redacted(url).removesuffix(".patch")) for patch in split_diffs(_received(url, origin), file)
+            )
     except (httpx2.HTTPError, httpx2.InvalidURL, index_client.Exceeded, index_client.RefusedRedirect, _Refused) as error:
         reason = redacted(str(error) or type(error).__name__)
         raise FetchFailed(f"{text} could not be fetched from {redacted(url)}: {reason}", hint) from error
+
+
+def _of_page(patch: ForeignPatch, page: str) -> ForeignPatch:
+    """A patch whose message has the trailers that follow from the page of its pull request."""
+    body = patch.message.body
+    added = {"Upstream-Status": f"Submitted [{page}]", "Origin": page}
+    lines = [f"{name}: {value}" for name, value in added.items() if f"\n{name}: " not in body]
+    below = "" if TRAILER.fullmatch(body.rpartition("\n")[2]) else "\n"
+    return replace(patch, message=replace(patch.message, body="\n".join([body + below, *lines])))
 
 
 def _is_loopback(host: str) -> bool:
@@ -102,14 +114,15 @@ def _received(url: str, origin: Origin) -> bytes:
 
 
 def read_source(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
-    """Read the patches of a file, or of a pull request ``owner/project#123`` if there is no such file.
+    """Read the patches of a file, of ``-`` (standard input), or of a pull request ``owner/project#123`` if no file is so named.
 
     Raises:
         BadInput: see :func:`sm120kit.patches.mails.read_diffs`.
         FetchFailed, OfflineMiss: see :func:`pull_request`.
     """
-    pull = None if path.exists() else pull_request(str(path), origin)
-    return split_diffs(*pull) if pull else read_diffs(path)
+    if str(path) == "-":
+        path = Path("/dev/stdin")
+    return (() if path.exists() else pull_request(str(path), origin)) or read_diffs(path)
 
 
 def read_local(paths: Sequence[Path], origin: Origin) -> tuple[ForeignPatch, ...]:

@@ -96,6 +96,7 @@ MAX_PATCHES = 200
 
 _MAIL = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
 _COMMIT = re.compile(rb"^commit [0-9a-f]{7,40}\b[^\n]*\n(?=(?:Merge|Author): )", re.MULTILINE)
+_DATED = re.compile(rb"^(?:Author)?Date: *([^\n]+)", re.MULTILINE)
 _HEADER = re.compile(rb"(?:From [^\n]*\n)?(?:[A-Za-z-]+: [^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\n)")
 _FIELD = re.compile(r"^([A-Za-z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
 _ADDRESS = re.compile(r"[^<>\n]*[^<>\s][^<>\n]* <[^<>\s]+>")
@@ -136,11 +137,13 @@ def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
 
 
 def _split(content: bytes) -> list[bytes]:
-    """The mails of a mailbox, or the commits of a log, which has the newest first."""
+    """The mails of a mailbox, or the commits of a log, which has the newest first unless their dates show the reverse."""
     if len(starts := [match.start() for match in _MAIL.finditer(content)]) > 1:
         return _parts(content, starts)
     if starts := [match.start() for match in _COMMIT.finditer(content)]:
-        return _parts(content, starts)[::-1]
+        commits = _parts(content, starts)
+        dates = [_date(found[1].decode(errors="replace")) for part in commits if (found := _DATED.search(part))]
+        return commits if dates == sorted(dates) != dates[::-1] else commits[::-1]
     if not content.startswith(b"From "):
         return [content]
     with tempfile.TemporaryDirectory(prefix="sm120kit-mails-") as scratch:
