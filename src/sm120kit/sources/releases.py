@@ -3,18 +3,32 @@
 Those are yanked (PEP 592), replaced by other content, or no longer listed.
 """
 
+from __future__ import annotations
+
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
 from sm120kit.core import reporting
 from sm120kit.core.errors import FetchFailed, OfflineMiss
+from sm120kit.core.parallel import in_parallel
 from sm120kit.sources import index
 from sm120kit.sources.index import ListedFile
 from sm120kit.sources.origin import Origin
 from sm120kit.sources.source_records import LockedWheel, Pin, SdistPin, WheelPin
+
+if TYPE_CHECKING:
+    from unearth.fetchers import PyPIClient
+
+    from sm120kit.sources._settings import Settings
+
+THREADS = 8
+"""Index pages that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,16 @@ class Releases:
         return listed
 
     def _query(self, distribution: str, *, sdist: bool = True) -> tuple[list[index.ListedFile], list[str]]:
+        settings, client = self._connected
+        return index.list_files(distribution, self.origin.mirror, settings, client, sdist=sdist)
+
+    @functools.cached_property
+    def _connected(self) -> tuple[Settings, PyPIClient]:
+        """Connections to an index are kept: a new one for each of 200 distributions takes longer than what it sends."""
         from sm120kit.sources.index_client import connect
 
         settings = self.origin.settings()
-        with contextlib.closing(connect(settings)) as client:
-            return index.list_files(distribution, self.origin.mirror, settings, client, sdist=sdist)
+        return settings, connect(settings)
 
 
 @dataclass
@@ -84,23 +103,22 @@ class Withdrawals:
         """A line for each file that was withdrawn. A git commit is at no index."""
         pinned = {file.wheel if isinstance(file, WheelPin) else file for file in files}
         known = [file for file in pinned if isinstance(file, LockedWheel | SdistPin)]
+        self._read({_list_of(file) for file in known} - self._listed.keys())
         for file in sorted(known, key=_name):
-            if reason := _reason(file, self._files(file.distribution, isinstance(file, SdistPin))):
+            if reason := _reason(file, self._listed.get(_list_of(file), [])):
                 yield f"{_name(file)}: {reason}"
 
-    def _files(self, distribution: str, sdist: bool) -> list[ListedFile]:
-        key = distribution, sdist
-        if key not in self._listed:
-            self._listed[key] = [] if self._unreadable else self._read(distribution, sdist)
-        return self._listed[key]
-
-    def _read(self, distribution: str, sdist: bool) -> list[ListedFile]:
+    def _read(self, wanted: Collection[tuple[str, bool]]) -> None:
+        jobs = [partial(self.releases.every, distribution, sdist=sdist) for distribution, sdist in wanted]
         try:
-            return self.releases.every(distribution, sdist=sdist)
+            self._listed |= zip(wanted, in_parallel([] if self._unreadable else jobs, THREADS), strict=False)
         except FetchFailed as error:
             reporting.warn(f"locked files are not compared with the package index: {error.message}")
             self._unreadable = True
-            return []
+
+
+def _list_of(file: LockedWheel | SdistPin) -> tuple[str, bool]:
+    return file.distribution, isinstance(file, SdistPin)
 
 
 def _name(file: LockedWheel | SdistPin) -> str:
