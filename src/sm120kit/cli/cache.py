@@ -114,11 +114,10 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
 
 def _remove(removed: Sequence[StateEntry], *, json: bool) -> None:
     bytes_ = state_entries.freed(removed)
-    with console.progress() as progress:
-        task = progress.add_task("removing", total=len(removed))
+    with console.task("removing", len(removed)) as advance:
         for entry in removed:
             state_entries.remove(entry)
-            progress.advance(task)
+            advance()
     _show(removed, dry_run=False, json=json, bytes_=bytes_)
 
 
