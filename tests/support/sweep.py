@@ -13,7 +13,7 @@ def sample(user: int, rate: float, error: str = "") -> Sample:
 
 
 def case(concurrency: int, context: int, *samples: Sample, restart: int = 0, complete: bool = True) -> MeasuredCase:
-    return MeasuredCase(concurrency, 100, context, (), samples, 0.001, None, restart, None, complete)
+    return MeasuredCase(concurrency, 100, context, (), samples, 0.001, None, restart, complete)
 
 
 ABOUT = Environment("http://x", "tiny", "w", "0" * 64, "off", 0.0, {"python": "3"}, {})

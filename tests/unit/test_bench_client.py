@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 
 import httpx2
 import pytest
 from hostile_server import hostile_server
 
+from sm120kit import bench
 from sm120kit.bench import client
+from sm120kit.core import server_requests
 from sm120kit.core.errors import ServerFailed
 from sm120kit.core.urls import Endpoint
 
@@ -23,6 +26,24 @@ def test_endless_response_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             client.models(Endpoint.parse(server.url))
         with pytest.raises(httpx2.HTTPError, match="the response has more than 1 MiB"):
             client.get(Endpoint.parse(server.url), "/metrics")
+
+
+def test_response_that_does_not_end_in_time_is_refused() -> None:
+    with hostile_server() as server:
+        server.respond("/version", b" ", endless=True)
+        with pytest.raises(httpx2.HTTPError, match="takes more than"):
+            server_requests.request(Endpoint.parse(server.url), "GET", "/version", seconds=0.2, limit=2**40)
+
+
+def test_lists_of_models_are_shown_in_part() -> None:
+    with hostile_server() as server:
+        server.respond("/v1/models", json.dumps({"data": [{"id": f"m{number}"} for number in range(10_000)]}).encode())
+        with pytest.raises(ServerFailed, match="offers 10000 models") as refused:
+            bench.choose_model(Endpoint.parse(server.url), None)
+        assert "m0, m1, " in refused.value.hint and len(refused.value.hint) < 300
+        server.respond("/v1/models", json.dumps({"data": [{"id": "m" * 10_000}]}).encode())
+        with pytest.raises(ServerFailed, match="more than 1,000 characters"):
+            client.models(Endpoint.parse(server.url))
 
 
 def test_unrequested_compression_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from loopback import http_served
 from sm120kit import probes
 from sm120kit.bench.client import EndedRequest
 from sm120kit.bench.sample import Exchange
-from sm120kit.core.errors import NotFound
+from sm120kit.core.errors import NotFound, ServerFailed
 from sm120kit.core.urls import Endpoint
 from sm120kit.probes import ProbeVerdict, structured_answers, word_copy
 from sm120kit.probes.answer_text import ANSWER_TEXT
@@ -125,6 +125,43 @@ def test_a_first_request_that_fails_does_not_hide_log_probabilities() -> None:
         session = ProbeSession(Endpoint.parse(url), "small", "seed", time.monotonic() + 60)
         session.measure()
     assert session.lists and all("logprobs" in each for each in posts)
+
+
+@pytest.mark.parametrize("drip", [b"", b" "], ids=["silent", "drip"])
+def test_a_server_that_does_not_answer_in_time_is_an_error(drip: bytes) -> None:
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            listed = b'{"data": [{"id": "small"}]}' if self.path == "/v1/models" else b""
+            self.send_response(200 if listed else 404)
+            self.end_headers()
+            self.wfile.write(listed)
+
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            while True:
+                try:
+                    self.wfile.write(drip)
+                    self.wfile.flush()
+                    self.connection.settimeout(0.1)
+                    if not self.connection.recv(1):
+                        return
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with http_served(Slow) as url, pytest.raises(ServerFailed, match="time limit"):
+        probes.verify(probes.VerifiedServer(Endpoint.parse(url), "small"), seconds=2.5)
+
+
+def test_log_probabilities_that_no_float_has_the_exponential_of_are_compared() -> None:
+    one = spoken(AnsweredToken("a", 900.0, (("a", 900.0),)), AnsweredToken("b", -1.0))
+    other = spoken(AnsweredToken("a", -9e3, (("a", -9e3),)), AnsweredToken("c", -1.0))
+    assert problem([difference(one, other)] * 2)
 
 
 def test_lists_without_a_common_token_are_far_apart() -> None:
@@ -385,6 +422,10 @@ def test_log_probabilities_of_completions() -> None:
         b'{"choices": [{"logprobs": {"content": [{}]}}]}',
         b'{"choices": [{"logprobs": {"content": [{"token": "a", "logprob": "x"}]}}]}',
         b'{"choices": [{"message": {"tool_calls": [7]}}]}',
+        b'{"choices": [{"message": {"content": [{"type": "text", "text": "a"}]}}]}',
+        b'{"choices": [{"message": {"reasoning_content": 5}}]}',
+        b'{"choices": [{"text": "a", "finish_reason": {"type": "stop"}}]}',
+        b'{"choices": [{"text": "a", "logprobs": {"tokens": ["a"], "token_logprobs": ["NaN"]}}]}',
         b'{"error": {"message": "out of blocks"}}',
         b'data: {"choices": [{"delta": {"content": "a"}',
     ],

@@ -134,6 +134,8 @@ def test_record_round_trip(tmp_path: Path) -> None:
         "all": [{"what": "what", "reason": "problem"}],
         "where": str(tmp_path),
     }
+    write_record(tmp_path / "r.json", LeftOut("half a character \ud800", "\U0001f600"))
+    assert read_record(LeftOut, tmp_path / "r.json") == LeftOut("half a character ?", "\U0001f600")
     assert digest_of({"b": 1, "a": (LeftOut("x", "y"),)}) == digest_of({"a": [{"what": "x", "reason": "y"}], "b": 1})
 
 

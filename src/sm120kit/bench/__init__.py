@@ -63,9 +63,8 @@ def choose_model(server: Endpoint, requested: str | None, preferred: str = "") -
         return offered[0]
     if requested is None or requested not in offered:
         problem = f"does not offer {requested!r}" if requested else f"offers {len(offered)} models"
-        raise ServerFailed(
-            f"{server.url} {problem}", f"`bench run` measures one with --served-model-name: {', '.join(offered)}"
-        )
+        named = ", ".join(offered[:20]) + ", ..." * (len(offered) > 20)
+        raise ServerFailed(f"{server.url} {problem}", f"--served-model-name names one: {named}")
     return requested
 
 

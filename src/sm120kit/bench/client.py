@@ -14,7 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from sm120kit.bench.sample import Exchange, Reads, Sample, parse_sample
+from sm120kit.bench.sample import MOST_CHARACTERS, Exchange, Reads, Sample, parse_sample
 from sm120kit.core import server_requests
 from sm120kit.core.errors import ServerFailed
 from sm120kit.core.outside import parse_json
@@ -116,13 +116,13 @@ def server_info(server: Endpoint, model: str) -> dict[str, str]:
 
     entry = next((listed for listed in _models(server) if listed["id"] == model), {})
     info = {
-        name: redacted(str(value))
+        name: redacted(str(value))[:MOST_CHARACTERS]
         for name, value in entry.items()
         if name != "created" and isinstance(value, str | int | float | bool)
     }
     for path in dict.fromkeys(engine.info_path for engine in all_engines()):
         try:
-            info["version"] = str(parse_json(get(server, path).content)["version"])
+            info["version"] = str(parse_json(get(server, path).content)["version"])[:MOST_CHARACTERS]
             break
         except (httpx2.HTTPError, ValueError, KeyError, TypeError):
             continue
@@ -133,7 +133,10 @@ def _models(server: Endpoint) -> list[dict[str, Any]]:
     import httpx2
 
     try:
-        return [{**model, "id": model["id"]} for model in parse_json(get(server, "/v1/models").content)["data"]]
+        listed = [{**model, "id": model["id"]} for model in parse_json(get(server, "/v1/models").content)["data"]]
+        if any(len(str(model["id"])) > MOST_CHARACTERS for model in listed):
+            raise ValueError(f"a model's id has more than {MOST_CHARACTERS:,} characters")
+        return listed
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
         reason = server.without_secrets(str(error)) or type(error).__name__
         remedy = "start the server, or check its root URL, such as http://127.0.0.1:8000"

@@ -1,14 +1,20 @@
 """Records as JSON files."""
 
+from __future__ import annotations
+
 import functools
+import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadRecord
 from sm120kit.core.outside import read_input
 from sm120kit.core.records import json_text
 from sm120kit.core.secrets import masked_json
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 T = TypeVar("T")
 
@@ -20,7 +26,10 @@ def record_json(record: object) -> str:
 
 def write_record(path: Path, record: object) -> None:
     """Write a record atomically, without secrets."""
-    write_atomic(path, masked_json(record_json(record)).encode())
+    document = masked_json(record_json(record))
+    if r"\ud" in document:  # half of a character, as servers send it, which readers of JSON refuse
+        document = json.dumps(json.loads(document), indent=2, ensure_ascii=False) + "\n"
+    write_atomic(path, document.encode(errors="replace"))
 
 
 def read_record(kind: type[T], path: Path, name: str = "") -> T:
@@ -35,13 +44,17 @@ def read_record(kind: type[T], path: Path, name: str = "") -> T:
     try:
         record: T = _adapter(kind).validate_json(read_input(path))  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
         raise BadRecord(
-            f"{path} is not {name or f'a {kind.__name__} record'}: {key}{': ' * bool(key)}{first['msg']}",
+            f"{path} is not {name or f'a {kind.__name__} record'}: {first_problem(error)}",
             "it is damaged or of another version: remove it, and the work that it records is done again",
         ) from error
     return record
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of pydantic's problems, with its key."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 @functools.cache

@@ -158,7 +158,12 @@ def _position_divergence(p: Mapping[int, float], q: Mapping[int, float]) -> tupl
         if p[token] > -math.inf:
             if q[token] == -math.inf:
                 return math.inf, 0.0
-            total += math.exp(p[token]) * (p[token] - q[token])
-    shared = [math.fsum(math.exp(position[token]) for token in both) for position in (p, q)]
+            total += _probability(p[token]) * (p[token] - q[token])
+    shared = [math.fsum(_probability(position[token]) for token in both) for position in (p, q)]
     rest_p, rest_q = (max(1.0 - probability, REST_FLOOR) for probability in shared)
     return total + rest_p * math.log(rest_p / rest_q), shared[0]
+
+
+def _probability(logprob: float) -> float:
+    """The probability, also of what a server lists and is none: a logit may be too large for a float's exponential."""
+    return math.exp(min(logprob, 1.0))

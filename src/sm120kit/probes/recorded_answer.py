@@ -14,6 +14,8 @@ MOST_TEXT = 1 << 16
 MOST_CALLS, MOST_LISTED = 8, 4096
 """Limits of the tool calls and tokens of an answer."""
 REPLACEMENT = "\ufffd"
+FARTHEST = 10_000.0
+"""Limit of a log-probability: vLLM lists -9999 for a token without probability, other servers the least number."""
 
 
 def answer_of(ended: EndedRequest) -> RecordedAnswer:
@@ -43,6 +45,8 @@ def _documents(content: bytes) -> list[Mapping[str, Any]]:
         return [parse_json(content)]
     reader = Reader()
     events = [event.data for event in reader.feed(content)]
+    if not events:
+        raise ValueError(f"the answer is neither JSON nor a stream of events: {content[:80]!r}")
     if reader.problem:
         raise ValueError(reader.problem)
     return [parse_json(event) for event in events if event.strip() != "[DONE]"]
@@ -68,10 +72,10 @@ class _Parts:
         self.usage = document.get("usage") or self.usage
         for choice in document.get("choices") or ():
             self.choices += 1
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self.finish_reason = _text(choice, "finish_reason") or self.finish_reason
             message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-            self.content.append(message.get("content") or "")
-            self.reasoning.append(message.get("reasoning_content") or message.get("reasoning") or "")
+            self.content.append(_text(message, "content"))
+            self.reasoning.append(_text(message, "reasoning_content") or _text(message, "reasoning"))
             for number, call in enumerate(message.get("tool_calls") or ()):
                 self._add_call(call.get("index", number), call.get("function") or {})
             self.tokens += _tokens(choice.get("logprobs") or {})
@@ -82,7 +86,7 @@ class _Parts:
         if number not in self.calls and len(self.calls) == MOST_CALLS:
             return
         name, arguments = self.calls.get(number, ("", ""))
-        self.calls[number] = (name + (function.get("name") or ""), arguments + (function.get("arguments") or ""))
+        self.calls[number] = name + _text(function, "name"), arguments + _text(function, "arguments")
 
     def answer(self, seconds: float) -> RecordedAnswer:
         """The whole answer."""
@@ -115,7 +119,11 @@ def _tokens(listed: Mapping[str, Any]) -> list[AnsweredToken]:
     tokens, values = listed.get("tokens") or (), listed.get("token_logprobs") or ()
     tops = listed.get("top_logprobs") or [{}] * len(tokens)
     return [
-        AnsweredToken(token, float(value), tuple(sorted((top or {}).items(), key=lambda pair: -pair[1])))
+        AnsweredToken(
+            str(token),
+            _logprob(value),
+            tuple(sorted(((name, _logprob(each)) for name, each in (top or {}).items()), key=lambda pair: -pair[1])),
+        )
         for token, value, top in zip(tokens, values, tops, strict=False)
     ]
 
@@ -123,4 +131,18 @@ def _tokens(listed: Mapping[str, Any]) -> list[AnsweredToken]:
 def _named(entry: Mapping[str, Any]) -> tuple[str, float]:
     """A token's name with its log-probability. Tokens that are a part of a character are told apart by their bytes."""
     text = str(entry["token"])
-    return (f"bytes {entry['bytes']}" if REPLACEMENT in text and entry.get("bytes") else text), float(entry["logprob"])
+    return (f"bytes {entry['bytes']}" if REPLACEMENT in text and entry.get("bytes") else text), _logprob(entry["logprob"])
+
+
+def _logprob(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{str(value)[:80]!r} is not a log-probability")
+    return max(-FARTHEST, min(float(value), FARTHEST))
+
+
+def _text(part: Mapping[str, Any], name: str) -> str:
+    """A text of a message, "" without one."""
+    text = part.get(name) or ""
+    if not isinstance(text, str):
+        raise ValueError(f"{name} is not a text: {str(text)[:80]}")
+    return text

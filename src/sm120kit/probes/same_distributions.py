@@ -89,7 +89,7 @@ def _listed(token: AnsweredToken) -> tuple[tuple[str, float], ...]:
 
 
 def _preferred(token: AnsweredToken) -> float:
-    return max(value for _, value in token.top) - token.logprob
+    return max((value for _, value in token.top), default=token.logprob) - token.logprob
 
 
 def too_far(nats: Sequence[float], most: int = MOST_FAR) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sm120kit.bench import client
-from sm120kit.core.errors import NotFound, did_you_mean
+from sm120kit.core.errors import NotFound, ServerFailed, did_you_mean
 from sm120kit.core.urls import Endpoint
 from sm120kit.kld import SavedReference
 from sm120kit.probes.answer_text import ANSWER_TEXT
@@ -74,7 +74,7 @@ def verify(
     """Run probes on a server; ``on_result`` gets the verification so far after each.
 
     Raises:
-        ServerFailed: the server does not list its models, or answers no request.
+        ServerFailed: the server does not list its models, or answers no request in time.
     """
     began, seed = time.monotonic(), secrets.token_hex(4)
     reported = client.server_info(server.endpoint, server.model)
@@ -96,7 +96,10 @@ def verify(
         seed,
         0.0,
     )
-    session.measure()
+    try:
+        session.measure()
+    except CannotBeJudged as reason:
+        raise ServerFailed(f"{server.endpoint.url}: {reason}", client.hint("")) from reason
     for number, probe in enumerate(probes, 1):
         result = _run(probe, session)
         took = round(time.monotonic() - began, 1)

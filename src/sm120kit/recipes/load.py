@@ -12,7 +12,7 @@ from sm120kit.core import outside
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, Mismatch, did_you_mean
 from sm120kit.core.outside import read_found
-from sm120kit.core.record_files import record_json
+from sm120kit.core.record_files import first_problem, record_json
 from sm120kit.recipes.schema import (
     ADDED,
     DAY,
@@ -180,9 +180,7 @@ def _parse(kind: type[Any], path: Path, content: bytes) -> Any:
     try:
         lock = TypeAdapter(kind).validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Mismatch(f"{path} is not a lockfile: {where}{': ' * bool(where)}{first['msg']}", hint) from error
+        raise Mismatch(f"{path} is not a lockfile: {first_problem(error)}", hint) from error
     if record_json(lock).encode() != content:
         raise Mismatch(f"{path} was edited: it has keys or spaces that `recipe lock` does not write", hint)
     return lock

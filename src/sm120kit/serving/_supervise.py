@@ -1,6 +1,7 @@
 """Run a server process for a piece of work: wait until ``/health`` answers, notice its death, stop it."""
 
 import errno
+import http.client
 import socket
 import time
 import urllib.request
@@ -162,7 +163,7 @@ def _is_healthy(url: str) -> bool:
     try:
         with opener.open(f"{url}/health", timeout=HEALTH_TIMEOUT_SECONDS) as response:
             return bool(response.status == 200)
-    except (OSError, ValueError):  # refused, reset, 503 while it loads, or a truncated response
+    except (OSError, ValueError, http.client.HTTPException):  # refused, reset, 503 while it loads, or a truncated response
         return False
 
 

@@ -44,7 +44,7 @@ import small_engine
 import sweep
 
 from sm12x_lab.ptx import syntax
-from sm120kit.bench import _metrics, result_file, sse, workload
+from sm120kit.bench import _metrics, figures, result_file, sse, workload
 from sm120kit.cli import commands, config_file
 from sm120kit.cli.tree import Group
 from sm120kit.core import retry
@@ -400,7 +400,7 @@ def parse_metrics(text: str) -> None:
 
 
 def results() -> dict[str, bytes]:
-    return {"result.json": record_json(sweep.result_of()).encode()}
+    return {"result.json": record_json(sweep.SWEEP).encode()}
 
 
 def verified() -> dict[str, bytes]:
@@ -479,7 +479,7 @@ PARSERS: dict[str, Parser] = {
     "lockfile": Parser(files("recipes/engines/flashinfer-*.lock.json", 60_000), mutation.of_json, written(lockfile.read), 2),
     "patch": Parser(files("patches/*/*.patch"), mutation.of_bytes, parse_patch, 6),
     "diff": Parser(lambda: {"a.diff": CHANGE}, mutation.of_bytes, written(mails.read_diffs), 3),
-    "result": Parser(results, mutation.of_json, written(result_file.read)),
+    "result": Parser(results, mutation.of_json, written(lambda path: figures.notes(result_file.read(path)))),
     "index of images": Parser(images, mutation.of_json, written(image_index.read_index)),
     "record": Parser(verified, mutation.of_json, written(lambda path: read_record(VerifiedImage, path))),
     "image layout": Parser(layout_documents, mutation.of_json, parse_layout, 2),

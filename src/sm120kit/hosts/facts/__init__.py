@@ -5,19 +5,28 @@ machine are read from what doctor printed there.
 """
 
 import os
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
+from sm120kit.core.record_files import first_problem
 from sm120kit.hosts.facts import _nvidia, _pci, _system
 from sm120kit.hosts.facts._fact_records import Gpu, GpuPair, Host
 from sm120kit.hosts.facts._reader import HostReader
 from sm120kit.hosts.facts._system import DETACHED, LAUNCHER_LABEL, launcher_label
 
 __all__ = ["DETACHED", "LAUNCHER_LABEL", "Gpu", "GpuPair", "Host", "launcher_label", "probe"]
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What is read of the output of ``doctor --json``."""
+
+    host: Host
 
 
 def probe(root: Path = Path("/")) -> Host:
@@ -28,10 +37,11 @@ def probe(root: Path = Path("/")) -> Host:
     """
     if root.is_file():
         try:
-            host: Host = TypeAdapter(Host).validate_python(parse_json(read_input(root))["host"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise BadInput(f"{root} is no output of sm120kit doctor --json: {error}", "write it on that host") from error
-        return host
+            recorded: _Recorded = TypeAdapter(_Recorded).validate_python(parse_json(read_input(root)))
+        except (OSError, ValueError) as error:
+            reason = first_problem(error) if isinstance(error, ValidationError) else error
+            raise BadInput(f"{root} is no output of sm120kit doctor --json: {reason}", "write it on that host") from error
+        return recorded.host
     for directory in ("proc", "sys"):
         if not (root / directory).is_dir():
             raise BadInput(
