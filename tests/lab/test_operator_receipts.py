@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sm12x_lab import RECEIPTS
+from sm12x_lab.ptx import library
 
 OPERATORS = {
     path.relative_to(RECEIPTS).as_posix().removesuffix(".json"): record
@@ -19,14 +20,7 @@ OPERATORS = {
 }
 """Records that the programs of operators wrote, by folder and name."""
 
-WRONG = {
-    "b12x-0.8.3/moe-stock-nvidia-h100": 4,
-    "flashinfer-0.7.2.post1/b12x-moe-stock-nvidia-h100": 1,
-    "engines/triton-nvidia-h200": 2,
-    "flashinfer-0.7.2.post1/b12x-moe-stock-nvidia-h200": 1,
-    "flashinfer-0.7.2.post1/groupwise-module-nvidia-h100": 3,
-    "flashinfer-0.7.2.post1/groupwise-nvidia-h100": 5,
-}
+WRONG = {"engines/triton-nvidia-h200": 2, "flashinfer-0.7.2.post1/b12x-moe-stock-nvidia-h200": 1}
 """Calls beyond their bound, by receipt: the defects of docs/findings; of engines one was not launched, and one
 has a bound that was chosen."""
 
@@ -45,12 +39,13 @@ def test_receipt_has_right_rows_known_wrong_ones_and_detected_faults(name: str) 
     assert {*record["faults"].values()} <= {"detected"}
 
 
-@pytest.mark.parametrize("page", ["b12x-moe-race"])
-def test_finding_states_the_errors_of_the_receipt(page: str) -> None:
-    stock, patched = (OPERATORS[f"b12x-0.8.3/moe{each}-nvidia-h100"] for each in ("-stock", ""))
-    assert [row["case"] for row in stock["rows"]] == [row["case"] for row in patched["rows"]]
-    text = (Path(RECEIPTS).parent / "docs" / "findings" / f"{page}.md").read_text()
-    assert all(f"**{row['error_over_bound']:.1f}**" in text for row in stock["rows"] if row["verdict"] == "WRONG")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_receipt_names_its_program_and_the_present_rewriter(name: str) -> None:
+    """By the record of its run, which lies beside it: of the present rewriter, and of the run that wrote the receipt."""
+    folder, _, file = name.partition("/")
+    record = json.loads((RECEIPTS / folder / f"run-{file}.json").read_text())
+    assert OPERATORS[name]["program"] and record["rewriter"] == library.rewriter_digest()
+    assert record["modules"] and {"--receipt", "compare"} & {*record["command"]}
 
 
 def test_a_receipt_binds_a_program_that_is_elsewhere(tmp_path: Path) -> None:

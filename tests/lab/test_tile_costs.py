@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sm12x_lab import tile_costs
+from sm12x_lab import RECEIPTS, tile_costs
 from sm12x_lab.tile_costs import Counts, Problem, TileCost
 from sm120kit.core import process, toolchain
 from sm120kit.core.errors import BadInput, NotFound
@@ -133,6 +134,23 @@ def test_waves_and_bytes_of_a_problem(cost: TileCost) -> None:
     assert ragged.tiles(cost.kernel.shape) == 2
     cells = tile_costs.cells(cost, problem)
     assert (cells["waves 48"], cells["CTAs/SM"], cells["LDS/STS"]) == ("2.00", "1", "20/0")
+
+
+def test_bytes_are_those_that_ncu_counts(cost: TileCost) -> None:
+    """`tests/lab/gpu/products.py`; the software functions store to local memory, which no SM120 does.
+
+    What a kernel writes is in L2 when it ends, and is not all in DRAM.
+    """
+    receipt = json.loads((RECEIPTS / "ptx" / "bytes-nvidia-h200.json").read_text())
+    assert "tuple<{}>".format(", ".join(f"C<{size}>" for size in cost.kernel.shape)) in receipt["kernel"]
+    for row in receipt["rows"]:
+        problem = Problem.parse(row["problem"])
+        l2, dram = (1e6 * size for size in problem.megabytes(cost))
+        written = 32 * (row["l2_written_sectors"] - row["local_stored_sectors"])
+        assert written == 2 * problem.m * problem.n
+        assert abs(row["l2_read_bytes"] + written - l2) < 0.003 * l2
+        assert abs(row["dram_read_bytes"] - (dram - written)) < 0.05 * (dram - written)
+        assert row["dram_written_bytes"] <= written
 
 
 @pytest.mark.parametrize("text", ["", "1,2", "1,2,0", "1,2,x", "1,2,3,4", "1,2,99999999", "\u0661,2,3"])

@@ -160,8 +160,9 @@ def _show(done: InterposedRun) -> None:
         more = f" and {len(module.kernels) - MOST_NAMES} more" if len(module.kernels) > MOST_NAMES else ""
         console.info(f"not verified: a module of {module.bytes:,} B in {module.file} ran code for Hopper{kernels}{more}")
     if done.unseen:
+        names = ", ".join(done.unseen[:MOST_NAMES])
         console.info(
-            f"not seen: programs that were started without the preloaded library: {', '.join(done.unseen[:MOST_NAMES])}"
+            f"not seen, as compilers and what assembles Triton's kernels: programs without the preloaded library: {names}"
         )
     for native in (module["sm120"] for module in done.modules):
         if native["unknown"]:

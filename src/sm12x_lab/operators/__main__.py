@@ -56,7 +56,7 @@ PROGRAMS = {
         "LAYER-TOKENS: qwen3.5-122b-tp2-33",
     ),
     "b12x_nvfp4": Program("b12x's NVFP4 operators", "b12x-operators", B12X, "gemm, moe-NAME, moe-hot"),
-    "b12x_formats": Program("the block-scaled GEMM and MoE of b12x 1.5", "b12x-formats", B12X, "a format, or moe"),
+    "b12x_formats": Program("the block-scaled GEMM and MoE of b12x 1.5", "b12x-formats", B12X, "a format, or moe-TOKENS"),
 }
 """Every program, by the name of its module."""
 

@@ -203,10 +203,11 @@ def run_experts(call: B12xMoeCall) -> Tensor:
 
 
 def check_moe(report: OperatorReport, pattern: str) -> None:
-    for shape in b12x_nvfp4.MOE_SHAPES if fnmatch.fnmatch("moe", pattern) else ():
+    counts = [tokens for tokens in MOE_TOKENS if fnmatch.fnmatch(f"moe-{tokens}", pattern)]
+    for shape in b12x_nvfp4.MOE_SHAPES if counts else ():
         layer = reference.MoeLayer.random(shape)
         scale1 = 448.0 * (0.75 + 0.5 * torch.rand(shape.experts, device=reference.DEVICE))
-        for tokens in MOE_TOKENS:
+        for tokens in counts:
             x = torch.randn(tokens, shape.hidden, device=reference.DEVICE).bfloat16()
             route = reference.routed(reference.router_logits(tokens, shape, False), shape.active)
             call = b12x_nvfp4.moe_call(layer, scale1, x, route)

@@ -1,5 +1,6 @@
-// Kernels with seeded faults of synchronisation: races KERNEL FAULT prints a digest of the results, which the fault may change. Fault 0 is
-// none. races.py runs all of them with delays. Compile: nvcc -std=c++17 -lineinfo -gencode arch=compute_120a,code=compute_120a races.cu
+// Kernels with seeded faults of synchronisation: races FAULT prints a digest of the results, which the fault may change. Fault 0 is
+// none. races.py runs all of them with delays. A program has one kernel, so that its module is assembled soon; compile KERNEL 0 to 5:
+// nvcc -std=c++17 -lineinfo -gencode arch=compute_120a,code=compute_120a -DKERNEL=0 races.cu -o races-0
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -214,19 +215,16 @@ static unsigned digest(unsigned const* values, int count) {
 }
 
 template <int F>
-static void run(int kernel, uint4 const* in, unsigned* out, unsigned* parts) {
-  switch (kernel) {
-    case 0: pipeline<F><<<64, 128>>>(in, out); break;
-    case 1: bulk<F><<<64, 128>>>(in, out); break;
-    case 2: store<F><<<32, 128>>>(in, out); break;
-    case 3: attention<F><<<64, 128>>>(in, out); break;
-    case 4: split<F><<<64, 128>>>(in, out, parts); break;
-    case 5: phases<F><<<64, 128>>>(in, out, parts); break;
-  }
+static void run(uint4 const* in, unsigned* out, unsigned* parts) {
+  if constexpr (KERNEL == 0) pipeline<F><<<64, 128>>>(in, out);
+  if constexpr (KERNEL == 1) bulk<F><<<64, 128>>>(in, out);
+  if constexpr (KERNEL == 2) store<F><<<32, 128>>>(in, out);
+  if constexpr (KERNEL == 3) attention<F><<<64, 128>>>(in, out);
+  if constexpr (KERNEL == 4) split<F><<<64, 128>>>(in, out, parts);
+  if constexpr (KERNEL == 5) phases<F><<<64, 128>>>(in, out, parts);
 }
 
 int main(int, char** words) {
-  int const kernel = atoi(words[1]), fault = atoi(words[2]);
   static unsigned host[4 * ITEMS];
   for (int i = 0; i < 4 * ITEMS; ++i) host[i] = i * 2654435769u ^ i >> 3;
   uint4* in;
@@ -236,8 +234,8 @@ int main(int, char** words) {
   CHECK(cudaMalloc(&parts, 4 * ITEMS));
   CHECK(cudaMemcpy(in, host, sizeof host, cudaMemcpyHostToDevice));
   CHECK(cudaMemset(out, 0, 4 * ITEMS));
-  void (*const runs[])(int, uint4 const*, unsigned*, unsigned*) = {run<0>, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>, run<7>};
-  runs[fault](kernel, in, out, parts);
+  void (*const runs[])(uint4 const*, unsigned*, unsigned*) = {run<0>, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>, run<7>};
+  runs[atoi(words[1])](in, out, parts);
   CHECK(cudaDeviceSynchronize());
   CHECK(cudaMemcpy(host, out, 4 * ITEMS, cudaMemcpyDeviceToHost));
   printf("%08x\n", digest(host, ITEMS));

@@ -1,15 +1,16 @@
-"""How many seeded faults of synchronisation delays find: ``races.py PROGRAM [JSON]`` with the program of races.cu.
+"""How many seeded faults of synchronisation delays find: ``races.py DIRECTORY [JSON]`` with the programs of races.cu.
 
 On a Hopper GPU, it prints for each fault of races.cu and triton_kernels.py whether it is seen without delays, and with those of
-8 seeds; kernels without a fault run with 50. Exit code 0: no such kernel was ever wrong. ``PYTHONPATH`` has sm12x_lab, torch
-and Triton; state is that of sm120kit.
+8 seeds; kernels without a fault run with 50. A row is printed, and the file written, as soon as its runs have ended. Exit code
+0: no such kernel was ever wrong. ``PYTHONPATH`` has sm12x_lab, torch and Triton; state is that of sm120kit.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -100,13 +101,14 @@ class Program:
 
 
 def programs(cuda: str) -> list[Program]:
-    """All programs: first those without a fault."""
-    healthy = [(name, (cuda, str(kernel), "0")) for kernel, name in enumerate(FAULTS)]
+    """All programs: those with a fault, kernel by kernel, before those without, which have more seeds."""
+    healthy = [(name, (f"{cuda}/races-{kernel}", "0")) for kernel, name in enumerate(FAULTS)]
     triton = (sys.executable, str(TRITON))
-    listed = [Program(name, "none", command, command) for name, command in (*healthy, ("Triton", triton))]
+    listed = []
     for name, command in healthy:
-        listed += [Program(name, fault, (*command[:2], str(i)), command) for i, fault in enumerate(FAULTS[name], 1)]
-    return listed + [Program("Triton", fault, (*triton, str(i)), triton) for i, fault in enumerate(triton_kernels.FAULTS, 1)]
+        listed += [Program(name, fault, (command[0], str(i)), command) for i, fault in enumerate(FAULTS[name], 1)]
+    listed += [Program("Triton", fault, (*triton, str(i)), triton) for i, fault in enumerate(triton_kernels.FAULTS, 1)]
+    return listed + [Program(name, "none", command, command) for name, command in (*healthy, ("Triton", triton))]
 
 
 def results(program: Program, text: str) -> Results:
@@ -140,44 +142,63 @@ def main() -> int:
                 return {program.kernel: f"exit code {done.returncode}: {done.stderr[-300:]}"}
             return results(program, done.stdout)
 
-        listed = programs(str(Path(sys.argv[1]).resolve()))
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            healthy = [program for program in listed if program.fault == "none"]
-            firsts = pool.map(lambda program: run(program, seconds=FIRST_SECONDS), healthy)
-            right = {program.command: each for program, each in zip(healthy, firsts, strict=True)}
-            jobs = [(program, seed) for program in listed for seed in (0, *program.seeds)]
-            found = dict(zip(jobs, pool.map(lambda job: run(*job), jobs), strict=True))
-    return report(rows_of(listed, right, found), sys.argv[2:])
+        listed, rows = programs(str(Path(sys.argv[1]).resolve())), []
+        first, pool = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(AT_ONCE)
+        commands = dict.fromkeys(program.healthy for program in listed)
+        firsts = {each: first.submit(run, Program("", "none", each, each), seconds=FIRST_SECONDS) for each in commands}
+        jobs = []
+        for program in listed:
+            right = firsts[program.healthy]
+            jobs.append((program, right, [pool.submit(after, right, run, program, seed) for seed in (0, *program.seeds)]))
+        for program, right, runs in jobs:
+            found = dict(zip((0, *program.seeds), (each.result() for each in runs), strict=True))
+            new = rows_of(program, named(right.result(), program.kernel), found)
+            rows += new
+            report(new, rows, sys.argv[2:])
+    return summary(rows)
 
 
-def rows_of(
-    listed: list[Program], right: dict[tuple[str, ...], Results], found: dict[tuple[Program, int], Results]
-) -> list[Row]:
-    """A row for each kernel of each program; ``found`` has the results by program and seed, 0 without delays."""
-    rows = []
-    for program in listed:
-        expected, runs = right[program.healthy], {seed: each for (of, seed), each in found.items() if of is program}
-        wrong = {seed: {name for name in each if expected.get(name) != each[name]} for seed, each in runs.items()}
-        names = {*expected, *runs[0]} if program.fault == "none" else {*runs[0]}
-        for name in sorted(names.union(*wrong.values())):
-            seen = sum(name in wrong[seed] for seed in program.seeds)
-            rows.append(Row(name, program.fault, name in wrong[0], seen, len(program.seeds)))
-    return rows
+def after(right: Future[Results], run: Callable[..., Results], *arguments: object) -> Results:
+    """Run once the first run has ended, which has the module assembled."""
+    right.result()
+    return run(*arguments)
 
 
-def report(rows: list[Row], files: list[str]) -> int:
-    """Print the table, and write it to the file if one is named; returns whether a kernel without a fault was wrong."""
-    for row in rows:
-        print(f"| {row.kernel} | {row.fault} | {'seen' if row.without else ''} | {row.seen} of {row.seeds} |")
+def named(found: Results, kernel: str) -> Results:
+    """Results of the first run, which knows no name of a kernel of CUDA C++."""
+    return {name or kernel: value for name, value in found.items()}
+
+
+def rows_of(program: Program, expected: Results, runs: dict[int, Results]) -> list[Row]:
+    """A row for each kernel of a program, from its results by seed, 0 without delays."""
+    wrong = {seed: {name for name in each if expected.get(name) != each[name]} for seed, each in runs.items()}
+    names = {*expected, *runs[0]} if program.fault == "none" else {*runs[0]}
+    return [
+        Row(name, program.fault, name in wrong[0], sum(name in wrong[seed] for seed in program.seeds), len(program.seeds))
+        for name in sorted(names.union(*wrong.values()))
+    ]
+
+
+def report(new: list[Row], rows: list[Row], files: list[str]) -> None:
+    """Print new rows, and write all to the file if one is named."""
+    for row in new:
+        print(f"| {row.kernel} | {row.fault} | {'seen' if row.without else ''} | {row.seen} of {row.seeds} |", flush=True)
+    for file in files:
+        data = {**interposed.digests(), "gpu": describe(DEVICE), "rows": [asdict(row) for row in rows]}
+        Path(file).write_text(json.dumps(data, indent=1) + "\n")
+
+
+def summary(rows: list[Row]) -> int:
+    """Print how many faults were seen; returns whether a kernel without a fault was wrong."""
     faults = [row for row in rows if row.fault != "none"]
     healthy = [row for row in rows if row.fault == "none"]
     without, alarms = sum(row.without for row in faults), sum(row.without or bool(row.seen) for row in healthy)
     print(f"{without} of {len(faults)} faults seen without delays, {sum(bool(row.seen) for row in faults)} with")
     print(f"{alarms} alarms on {len(healthy)} kernels without a fault, {len(HEALTHY_SEEDS)} seeds each")
-    for file in files:
-        data = {**interposed.digests(), "gpu": describe(gpu.probe()), "rows": [asdict(row) for row in rows]}
-        Path(file).write_text(json.dumps(data, indent=1) + "\n")
     return min(alarms, 1)
+
+
+DEVICE = gpu.probe()
 
 
 def describe(device: gpu.CudaDevice | None) -> dict[str, object]:

@@ -9,6 +9,8 @@ python3 "$here/modules.py" --build "$1/libmodules.so"
 sm12x-lab run --receipt "$1/limits.json" --overwrite -- python3 "$here/limits.py" "$1/limits"
 sm12x-lab run --receipt "$1/modules.json" --overwrite -- \
   python3 "$here/modules.py" "$1/libmodules.so" both=1200 code=900 hopper=-209 sm120=1200 || [ $? = 11 ] # hopper is refused
-nvcc -std=c++17 -lineinfo -gencode arch=compute_120a,code=compute_120a "$here/races.cu" -o "$1/races"
-PYTHONPATH=$here:${PYTHONPATH:-} python3 "$here/races.py" "$1/races" "$1/races.json"
-sm12x-lab run --perturb 1,8 -- "$1/races" 1 3 || [ $? = 1 ] # a stage released before it is read
+for kernel in 0 1 2 3 4 5; do
+  nvcc -std=c++17 -lineinfo -gencode arch=compute_120a,code=compute_120a -DKERNEL=$kernel "$here/races.cu" -o "$1/races-$kernel"
+done
+PYTHONPATH=$here:${PYTHONPATH:-} python3 "$here/races.py" "$1" "$1/races.json"
+sm12x-lab run --perturb 1,8 -- "$1/races-1" 3 || [ $? = 1 ] # a stage released before it is read
