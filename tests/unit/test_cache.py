@@ -85,15 +85,6 @@ def test_foreign_names_are_not_entries(workspace: Workspace) -> None:
     assert state_entries.entries(workspace.root) == []
 
 
-def test_what_older_versions_left_behind_is_an_entry(workspace: Workspace) -> None:
-    names = [f"bases/debian-12-x86_64-{'a' * 16}", f"oci/compressed/{ABSENT}.json", f"work/kernels-{'b' * 12}"]
-    for name in names:
-        fill(workspace.root / name)
-    assert {entry.name for entry in state_entries.entries(workspace.root) if entry.kind == "outdated"} == {
-        Path(name).name for name in names
-    }
-
-
 def test_hidden_names_are_temporary(workspace: Workspace) -> None:
     fill(workspace.checkouts / ".flashinfer.x")
     (workspace.downloads / ".wheel-torch.y").parent.mkdir()

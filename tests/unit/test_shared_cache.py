@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -64,16 +63,6 @@ def test_only_the_first_machine_builds(cache: Path, tmp_path: Path, warnings: li
     alone = dataclasses.replace(second.options, cache=None, cache_push=False)
     second.options = alone
     assert second.build() and second.made == 0, "the copy belongs to the state directory"
-
-
-@pytest.mark.parametrize(("publisher", "warns"), [("", 1), ("a" * 64, 0)])
-def test_build_from_a_registry_of_a_former_version(tmp_path: Path, warnings: list[str], publisher: str, warns: int) -> None:
-    machine = Machine(tmp_path / "state", None, push=False)
-    machine.build()
-    (record,) = (tmp_path / "state").glob("build/*/*/artifacts.json")
-    record.with_name("cache.json").write_text(json.dumps({"repository": "localhost/x", "publisher": publisher}))
-    assert machine.build() and machine.made == 1
-    assert len(warnings) == warns
 
 
 def test_nothing_is_stored_without_push(cache: Path, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sm120kit.core import _namespaces, process
@@ -91,23 +92,34 @@ def find() -> Sandbox:
     Raises:
         RequirementMissing: none works; the message has the reason for each.
     """
+    sandboxes = {program: Sandbox(program) for program in ("bwrap", "unshare")}
+    trials = {program: partial(wrap, ["true"], sandbox) for program, sandbox in sandboxes.items()}
+    problem = "this system offers no sandbox for the code of a patch that is in no series"
+    return sandboxes[
+        first_working(trials, problem, f"{remedy()}; or review the patch, and run its code with your rights: --trust-patch")
+    ]
+
+
+def first_working(
+    trials: Mapping[str, Callable[[], tuple[Sequence[str | Path], Environment | None]]], problem: str, hint: str
+) -> str:
+    """The first name whose command succeeds in its environment.
+
+    Raises:
+        RequirementMissing: none does; the message has the ``problem`` and the reason of each.
+    """
     reasons = []
-    for program in ("bwrap", "unshare"):
-        sandbox = Sandbox(program)
-        argv, env = wrap(["true"], sandbox)
+    for name, trial in trials.items():
+        argv, env = trial()
         try:
-            done = process.run(argv, env=env, check=False)
+            done = process.run(argv, env=env, check=False, tied=True)
         except RequirementMissing as error:
-            reasons.append(error.message)
+            reasons.append(f"  {name}: {error.message}")
             continue
         if done.returncode == 0:
-            return sandbox
-        reasons.append(f"{program} fails: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}")
-    raise RequirementMissing(
-        "this system offers no sandbox for the code of a patch that is in no series\n"
-        + "\n".join(f"  {reason}" for reason in reasons),
-        f"{remedy()}; or review the patch, and run its code with your rights: --trust-patch",
-    )
+            return name
+        reasons.append(f"  {name}: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}")
+    raise RequirementMissing("\n".join([problem, *reasons]), hint)
 
 
 def _installed(toolchain: Toolchain) -> Iterator[Path]:

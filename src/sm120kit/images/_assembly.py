@@ -243,7 +243,7 @@ def _assemble(
 
 def _compiled(
     inputs: _Inputs, scripts: Mapping[str, str], env: Sequence[str]
-) -> Iterator[tuple[str, Callable[[LayerWriter, str, Workspace], None], list[list[object]]]]:
+) -> Iterator[tuple[str, Callable[[LayerWriter, str, Workspace], object], list[list[object]]]]:
     """The layers that a program in the image of the others writes: what they have, the function, and the keys that fit.
 
     An image with local patches takes kernels of Triton that were compiled without these, if there are any: Triton does not find
@@ -252,7 +252,7 @@ def _compiled(
     context = inputs.context
     if b12x.REQUEST in scripts:
         installed = (*context.locked, *(wheel for wheel in _ours(context) if wheel.name == b12x.NAME))
-        yield "b12x", b12x.write_kernels, [["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], env, installed]]
+        yield "b12x", b12x.COMPILER.write, [["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], env, installed]]
     if triton.RECORD in scripts:
         names = ("recipe", "pin", "official", "patches")
         ours = [[built.wheel.name, *(built.origin.get(name) for name in names)] for built in context.ours]

@@ -7,23 +7,15 @@ versions of Python, torch, the DSL and cuda-bindings, and variables such as ``CU
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sm120kit.core import reporting
-from sm120kit.core.errors import CommandFailed
-from sm120kit.core.outside import parse_json
-from sm120kit.core.workspace import Workspace
+from sm120kit.images._compiled_ahead import Compiler
 from sm120kit.kernels.cubin.cubin_records import Kernel
 from sm120kit.kernels.kernel_records import SMEM_CAPACITY_BYTES
-
-if TYPE_CHECKING:
-    from sm120kit.images._layers import LayerWriter
 
 PROGRAM, REQUEST = "b12x/compile.py", "b12x/request.json"
 """Programs of an image, below ``/opt/sm120kit``: the program, and the recipe's table."""
@@ -34,9 +26,6 @@ DIRECTORY = "opt/sm120kit/b12x"
 ARCH = "sm_120a"
 NAME = "b12x"
 """The distribution, its package, and the project of its patch series."""
-
-_ENTRY = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.o")
-_HINT = "`b12x` in the recipe lists them; its locked b12x and CuTe DSL must belong together"
 
 
 @dataclass(frozen=True)
@@ -76,62 +65,28 @@ class Entry:
         )
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What ``compile.py`` printed: kernels by path, the content of each, CPU seconds, and the memory of its process."""
-
-    kernels: dict[str, Entry]
-    contents: dict[str, bytes]
-    seconds: float
-    mib: int
-
-    @classmethod
-    def of(cls, code: int, stdout: str, stderr: str) -> Compiled:
-        """The result of a run that compiled all kernels, by its exit code and output.
-
-        Raises:
-            ValueError: it failed, or its output is of another form; with its last messages.
-        """
-        try:
-            result: dict[str, Any] = parse_json(stdout)
-            contents = {path: base64.b64decode(text, validate=True) for path, text in result["entries"].items()}
-            calls = {kernel["path"]: kernel for kernel in reversed(result["kernels"])}
-            if code or not contents or {*calls} != {*contents} or not all(map(_ENTRY.fullmatch, contents)):
-                raise ValueError("its output is not that of a complete run")
-            kernels = {
-                path: Entry(
-                    calls[path]["call"],
-                    hashlib.sha256(content).hexdigest(),
-                    tuple(Launch(**launch) for launch in calls[path]["launches"]),
-                )
-                for path, content in sorted(contents.items())
-            }
-            return cls(kernels, contents, sum(kernel["seconds"] for kernel in result["kernels"]), result["mib"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            last = " | ".join(stderr.strip().splitlines()[-5:])
-            raise ValueError(f"exit code {code}: {last or error}") from error
+def _listed(result: dict[str, Any], contents: Mapping[str, bytes]) -> dict[str, Any]:
+    """The :class:`Entry` of each path."""
+    calls = {kernel["path"]: kernel for kernel in reversed(result["kernels"])}
+    if {*calls} != {*contents}:
+        raise ValueError("its entries are not those of its kernels")
+    return {
+        path: asdict(
+            Entry(
+                calls[path]["call"],
+                hashlib.sha256(content).hexdigest(),
+                tuple(Launch(**launch) for launch in calls[path]["launches"]),
+            )
+        )
+        for path, content in sorted(contents.items())
+    }
 
 
-def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
-    """Compile the kernels of the request in ``image``, and write them to a layer above it.
-
-    Raises:
-        CommandFailed: the program failed, or found no kernel.
-        RequirementMissing: this system does not permit to run programs in an image.
-    """
-    from sm120kit.images.local_images import LocalImages
-
-    reporting.info("compiling kernels of b12x in the image")
-    argv = ["python", f"/{DIRECTORY}/compile.py", f"/{DIRECTORY}/request.json"]
-    try:
-        done = LocalImages(workspace).run(image, argv, {})
-        compiled = Compiled.of(done.code, done.stdout, done.stderr)
-    except ValueError as error:
-        raise CommandFailed(f"kernels of b12x could not be compiled in the image: {error}", _HINT) from error
-    used = f"{compiled.seconds:.0f} s of CPU time, {compiled.mib} MiB"
-    reporting.info(f"compiled {len(compiled.kernels)} kernels of b12x: {used}")
-    kernels = {path: asdict(entry) for path, entry in compiled.kernels.items()}
-    record = (json.dumps(kernels, indent=1) + "\n").encode()
-    layer.file(f"{DIRECTORY}/kernels.json", [record], len(record))
-    for path, content in sorted(compiled.contents.items()):
-        layer.file(f"{DIRECTORY}/entries/{path}", [content], len(content))
+COMPILER = Compiler(
+    NAME,
+    DIRECTORY,
+    (f"/{DIRECTORY}/compile.py", f"/{DIRECTORY}/request.json"),
+    re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.o"),
+    _listed,
+    "`b12x` in the recipe lists them; its locked b12x and CuTe DSL must belong together",
+)

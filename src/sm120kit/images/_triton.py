@@ -9,15 +9,15 @@ the image.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sm120kit.core import data_roots, reporting
-from sm120kit.core.errors import BadInput, CommandFailed
+from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json, read_input
 from sm120kit.core.workspace import Workspace
+from sm120kit.images._compiled_ahead import Compiler
 
 if TYPE_CHECKING:
     from sm120kit.images._layers import LayerWriter
@@ -29,7 +29,6 @@ RECORDER = "triton_ahead/record/sitecustomize.py"
 DIRECTORY = "opt/sm120kit/triton_ahead"
 _KEYS = {"function", "signature", "constants", "attributes", "options"}
 _MAX_BYTES = 2**25
-_ENTRY = re.compile(r"[A-Z2-7]{52}/[\w.-]+")
 
 
 def record(recipe: str) -> str:
@@ -53,39 +52,27 @@ def record(recipe: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def _listed(result: dict[str, Any], contents: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """The functions of kernels that were compiled, and of those that could not be."""
+    return {name: [kernel["function"] for kernel in result[name]] for name in ("kernels", "failed")}
+
+
+COMPILER = Compiler(
+    "Triton",
+    DIRECTORY,
+    (f"/opt/sm120kit/{PROGRAM}", f"/opt/sm120kit/{RECORD}", "SM12x"),
+    re.compile(r"[A-Z2-7]{52}/[\w.-]+"),
+    _listed,
+    f"the record of the recipe, {RECORD}, lists them",
+)
+
+
 def write_kernels(layer: LayerWriter, image: str, workspace: Workspace) -> None:
-    """Compile the kernels of the record in ``image``, and write them to a layer above it.
+    """Compile the kernels of the record in ``image``, and write them to a layer above it; see :meth:`Compiler.write`.
 
     One that cannot be compiled is reported; the image's checks require all, but with local patches.
-
-    Raises:
-        CommandFailed: the program failed, or compiled no kernel.
-        RequirementMissing: this system does not permit to run programs in an image.
     """
-    from sm120kit.images.local_images import LocalImages
-
-    reporting.info("compiling kernels of Triton in the image")
-    argv = ["python", f"/opt/sm120kit/{PROGRAM}", f"/opt/sm120kit/{RECORD}", "SM12x"]
-    done = LocalImages(workspace).run(image, argv, {})
-    try:
-        result: dict[str, Any] = parse_json(done.stdout)
-        contents = {path: base64.b64decode(text, validate=True) for path, text in result["entries"].items()}
-        if done.code or not contents or not all(map(_ENTRY.fullmatch, contents)):
-            raise ValueError("its output is not that of a complete run")
-        seconds = sum(kernel["seconds"] for kernel in result["kernels"])
-        listed = {name: [kernel["function"] for kernel in result[name]] for name in ("kernels", "failed")}
-        problems = [f"{kernel['function']}: {kernel['problem']}" for kernel in result["failed"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        last = " | ".join(done.stderr.strip().splitlines()[-5:])
-        raise CommandFailed(
-            f"kernels of Triton could not be compiled in the image: exit code {done.code}: {last or error}",
-            f"the record of the recipe, {RECORD}, lists them",
-        ) from error
-    reporting.info(f"compiled {len(listed['kernels'])} kernels of Triton: {seconds:.0f} s of CPU time")
-    for problem in problems:
+    for kernel in COMPILER.write(layer, image, workspace)["failed"]:
+        problem = f"{kernel['function']}: {kernel['problem']}"
         remedy = "record it again, or remove its lines from recipes/engines/RECIPE.triton.jsonl"
         reporting.warn(f"the image's Triton cannot compile a recorded kernel: {problem}; {remedy}")
-    text = (json.dumps(listed, indent=1) + "\n").encode()
-    layer.file(f"{DIRECTORY}/kernels.json", [text], len(text))
-    for path, content in sorted(contents.items()):
-        layer.file(f"{DIRECTORY}/entries/{path}", [content], len(content))

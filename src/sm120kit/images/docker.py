@@ -34,9 +34,9 @@ def docker(
 
 
 class Daemon:
-    """The daemon of ``docker``: at ``DOCKER_HOST``, or of its context, as of rootless docker."""
+    """The daemon of ``docker``: at ``host``, else at ``DOCKER_HOST``, or of its context, as of rootless docker."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "") -> None:
         """Connect.
 
         Raises:
@@ -45,12 +45,13 @@ class Daemon:
         """
         if not process.find_program("docker"):
             raise RequirementMissing("the program docker is not on PATH", "install docker, or put it on PATH")
-        _require_success("connecting", docker("version", "--format", "{{.Server.Version}}"))
+        self._env = {"DOCKER_HOST": host} if host else None
+        _require_success("connecting", docker("version", "--format", "{{.Server.Version}}", env=self._env))
 
     def inspect(self, reference: str) -> Image | None:
         """Look up an image by id, tag or digest; None if the daemon does not have it."""
         activity = f"inspecting {reference}"
-        done = _run(activity, "image", "inspect", "--", reference)
+        done = self._run(activity, "image", "inspect", "--", reference)
         if done.returncode and "no such image" in done.stderr.lower():
             return None
         _require_success(activity, done)
@@ -86,18 +87,17 @@ class Daemon:
             DaemonUnreachable: it does not respond, or rejects the archive.
         """
         with reporting.working("loading an image"):
-            done = docker("load", "--quiet", stdin=archive, seconds=LOAD_SECONDS)
+            done = docker("load", "--quiet", stdin=archive, env=self._env, seconds=LOAD_SECONDS)
         _require_success("loading an image", done)
         return done.stdout.partition("Loaded image ID: ")[2].strip()
 
     def tag(self, image: str, reference: str) -> None:
         """Tag an image. The tag moves if another image has it."""
-        _require_success(f"tagging {reference}", _run(f"tagging {reference}", "tag", image, reference))
+        _require_success(f"tagging {reference}", self._run(f"tagging {reference}", "tag", image, reference))
 
-
-def _run(activity: str, *arguments: str) -> Completed:
-    with reporting.working(activity):
-        return docker(*arguments)
+    def _run(self, activity: str, *arguments: str) -> Completed:
+        with reporting.working(activity):
+            return docker(*arguments, env=self._env)
 
 
 def _require_success(activity: str, done: Completed) -> None:

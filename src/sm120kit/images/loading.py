@@ -37,6 +37,19 @@ def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
     references = _listed(layout, manifest)[1]
     for reference in references:
         require_free(reference, image, daemon)
+    loaded = load_untagged(layout, manifest, daemon, references)
+    for reference in references:
+        daemon.tag(loaded.id, reference)
+    return loaded
+
+
+def load_untagged(layout: Layout, manifest: str, daemon: Daemon, references: Iterable[str] = ()) -> Image:
+    """The image of a layout in a daemon, into which it is loaded unless it is there, by its id or one of ``references``.
+
+    Raises:
+        NotVerified, DaemonUnreachable, ResourceUnavailable: see :func:`load`.
+    """
+    image = layout.image(manifest)
     # With containerd's image store, the id of an image is the digest of its manifest.
     inspected = map(daemon.inspect, (image.id, manifest, *references))
     loaded = next((listed for listed in inspected if listed and listed.content == image.content), None)
@@ -47,8 +60,6 @@ def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
             f"the daemon loaded {loaded.id} with content {loaded.content}; that of {image.id} is {image.content}",
             f"docker rmi {loaded.id}; look at the daemon's log",
         )
-    for reference in references:
-        daemon.tag(loaded.id, reference)
     return loaded
 
 

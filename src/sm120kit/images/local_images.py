@@ -23,7 +23,7 @@ from typing import Any
 
 from sm120kit.core import process, sandbox
 from sm120kit.core.disk import disk_errors
-from sm120kit.core.errors import NotTrusted, RequirementMissing
+from sm120kit.core.errors import NotTrusted
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs
 from sm120kit.images.image_records import ContainerResult, Image, start_settings
@@ -183,24 +183,16 @@ class LocalImages:
 
 
 def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str | Path]]:
-    """The first runtime that works here, and its command for a program in a container."""
-    refused = _failure(_command(container, []))
-    if not refused:
-        runtime = f"unshare, {container.emulator.emulator.name}" if container.emulator else "unshare"
-        return runtime, _command(container, argv)
-    try:
-        if container.emulator:
-            raise RequirementMissing("it registers no emulator for programs of another machine")
-        reason = _failure([*_bubblewrap(container, Path("/")), "true"])
-    except RequirementMissing as error:
-        reason = error.message
-    if not reason:
-        return "bubblewrap", [*_bubblewrap(container, _copy(container)), "--", *argv]
-    raise RequirementMissing(
-        "this system does not permit running a program in a root file system of its own\n"
-        f"  unshare: {refused}\n  bubblewrap: {reason}",
-        _FOREIGN_REMEDY if container.emulator else sandbox.remedy(),
-    )
+    """The first runtime that works here, and its command for a program in a container. Only one of them has emulators."""
+    trials = {"unshare": lambda: (_command(container, []), None)}
+    if not container.emulator:
+        trials["bubblewrap"] = lambda: ([*_bubblewrap(container, Path("/")), "true"], None)
+    problem = "this system does not permit running a program in a root file system of its own"
+    hint = _FOREIGN_REMEDY if container.emulator else sandbox.remedy()
+    runtime = sandbox.first_working(trials, problem, hint)
+    if runtime == "bubblewrap":
+        return runtime, [*_bubblewrap(container, _copy(container)), "--", *argv]
+    return f"unshare, {container.emulator.emulator.name}" if container.emulator else runtime, _command(container, argv)
 
 
 def _copy(container: _Container) -> Path:
@@ -238,9 +230,3 @@ def _bubblewrap(container: _Container, root: Path) -> list[str | Path]:
         for name, value in container.env.items():
             argv += ["--setenv", name, value]
     return argv
-
-
-def _failure(command: Sequence[str | Path]) -> str:
-    """Why a command fails; empty if it succeeds."""
-    done = process.run(command, check=False, tied=True)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -44,8 +44,6 @@ class EntryKind:
 
 
 _WORK = r".+-((from-source|overlay)-[0-9a-f]{12}|none|sm_12\w+(-sm_12\w+)*(-aarch64)?)"
-_OUTDATED = rf"{_SHA256}\.\w+|.+-(x86_64|aarch64)-[0-9a-f]{{16}}|kernels-[0-9a-f]{{12}}"
-"""Compressed layers, bases, and build directories of the kernel wheel."""
 KINDS = (
     EntryKind("downloads", "sdists, wheels and Debian packages", ("downloads",), _SHA256),
     EntryKind("checkouts", "git repositories of sources", ("checkouts",), r".+-[0-9a-f]{16}"),
@@ -66,7 +64,6 @@ KINDS = (
     EntryKind("resolver", "index pages and metadata, kept by uv", ("cache",), "uv"),
     EntryKind("servers", "kernels compiled and tuned by servers", ("caches",), r"[0-9a-f]{16}"),
     EntryKind("records", "runs with their logs, verified images", ("runs", "images/verified"), r".+\.(json|log)", False),
-    EntryKind("outdated", "what older versions left behind", ("oci/compressed", "bases", "work"), _OUTDATED),
     EntryKind("temporary", "files of killed commands", ("scratch", "oci/partial"), r"[^.].*"),
 )
 """All kinds. A file that several entries share is counted for the first of them."""

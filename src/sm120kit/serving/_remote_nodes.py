@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sm120kit.core import process, reporting
-from sm120kit.core.errors import Mismatch, NotVerified, RequirementMissing, ResourceUnavailable, ServerFailed
-from sm120kit.core.outside import parse_json
+from sm120kit.core.errors import Mismatch, RequirementMissing, ResourceUnavailable, ServerFailed
 from sm120kit.core.secrets import masked
 from sm120kit.images import docker, loading
-from sm120kit.images.image_records import Image
 from sm120kit.images.oci import Layout
 from sm120kit.serving import nodes, unified_memory
 from sm120kit.serving._container import Service
@@ -78,32 +76,9 @@ class RemoteMachine:
         return docker.docker(*arguments, env=variables, check=check, seconds=seconds)
 
     def load(self, layout: Layout, manifest: str) -> str:
-        """The id of an image of a layout in the daemon there, into which it is loaded without a tag unless it is there.
-
-        Raises:
-            Mismatch: a blob of the layout differs from its digest.
-            NotVerified: the daemon loaded other layers.
-            CommandFailed: it refuses.
-        """
-        image = layout.image(manifest)
-        if loaded := self._loaded(image, manifest):
-            return loaded
-        loading.verify(layout, manifest)
+        """The id of an image of a layout in the daemon there; see :func:`sm120kit.images.loading.load_untagged`."""
         with reporting.step(f"copying the image to {self.address}"):
-            variables, archive = {"DOCKER_HOST": self.docker_host}, loading.archive(layout, manifest, ())
-            docker.docker("load", "--quiet", stdin=archive, env=variables, check=True, seconds=docker.LOAD_SECONDS)
-        if not (loaded := self._loaded(image, manifest)):
-            raise NotVerified(f"{self.address} has not the layers of {image.id}", "look at the log of its container daemon")
-        return loaded
-
-    def _loaded(self, image: Image, manifest: str) -> str:
-        """The id of an image in the daemon, "" without it: of its config, or with containerd's store of its manifest."""
-        for name in (image.id, manifest):
-            form = "{{.Id}} {{json .RootFS.Layers}}"
-            id_, _, layers = self.docker("image", "inspect", "--format", form, name, check=False).stdout.partition(" ")
-            if layers and tuple(parse_json(layers)) == image.layers:
-                return id_
-        return ""
+            return loading.load_untagged(layout, manifest, docker.Daemon(self.docker_host)).id
 
     def require(self) -> None:
         """Require a machine like this one, with what is needed.

@@ -13,7 +13,6 @@ from sm120kit.core import reporting
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import BadRecord, Mismatch, ResourceUnavailable, SystemRefused
-from sm120kit.core.outside import parse_json, read_input
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import mark_used
@@ -24,9 +23,6 @@ from sm120kit.wheels.build_records import Artifact, Artifacts, BuildPlan, Repack
 
 _LOCAL, _LOCAL_BUILDS = "local", 3
 """The file that marks a build with local patches, and how many of a package are kept."""
-
-_ORIGIN = "cache.json"
-"""Marks a build that a former version fetched from a registry; ``publisher`` is empty if no signature was required."""
 
 Built = TypeVar("Built", WheelBuild, RepackedWheel)
 
@@ -39,11 +35,7 @@ def published(plan: BuildPlan, directory: Path) -> Artifacts | None:
     """
     if not (directory / "artifacts.json").is_file():
         return None
-    artifacts, origin = _artifacts(plan, directory), directory / _ORIGIN
-    if origin.is_file() and not parse_json(read_input(origin)).get("publisher"):
-        reporting.warn(
-            f"{directory} is from a registry, and its signature was not verified: to build it here, rm -r {directory}"
-        )
+    artifacts = _artifacts(plan, directory)
     mark_used(directory)
     return artifacts
 
