@@ -44,7 +44,8 @@ def main(target: str) -> None:
         for library in site.glob("sgl_kernel/sm90/*.so"):
             library.write_bytes(slim(bytearray(library.read_bytes())))
         for name in (PATCHES / "series").read_text().split():
-            subprocess.run(["patch", "-s", "-p1", "-d", site, "-i", PATCHES / f"{name}.patch"], check=True)
+            if "Applies-To: sglang ==0.5.11" in (PATCHES / f"{name}.patch").read_text():
+                subprocess.run(["patch", "-s", "-p1", "-d", site, "-i", PATCHES / f"{name}.patch"], check=True)
         for module in ("xgrammar", "IPython", "soundfile"):
             (site / module).mkdir()
             (site / module / "__init__.py").write_text(STAND_IN)

@@ -1,7 +1,7 @@
-"""SGLang's server with a fault in each of its processes: ``SEEDED_FAULT`` names one, none is a healthy server.
+"""SGLang's server with faults seeded in each of its processes: the file ``SEEDED_FAULT`` names the one of the moment.
 
 ``python tests/gpu/sglang_faults.py ARGUMENTS``: those of ``sglang.launch_server``. The processes that it starts import this
-file again, which seeds the fault in them.
+file again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import one_gpu
+from vllm_faults import seeded
 
 
 def exchanged_rows() -> None:
@@ -20,7 +21,7 @@ def exchanged_rows() -> None:
     original = Sampler.forward
 
     def forward(self: Any, output: Any, *args: Any, **named: Any) -> Any:
-        if output.next_token_logits.shape[0] > 1:
+        if output.next_token_logits.shape[0] > 1 and seeded("exchanged-rows"):
             output.next_token_logits = output.next_token_logits.roll(1, 0)
         return original(self, output, *args, **named)
 
@@ -36,6 +37,8 @@ def stale_all_reduce() -> None:
 
     def changed(self: Any, tensor: Any) -> Any:
         total = original(self, tensor)
+        if not seeded("stale-all-reduce"):
+            return total
         self.calls = getattr(self, "calls", 0) + 1
         kept = self.__dict__.setdefault("kept", {})
         before, kept[total.shape] = kept.get(total.shape, total).clone(), total.clone()
@@ -51,7 +54,7 @@ def blocks_by_length() -> None:
     original = radix_cache.RadixKey.__init__
 
     def changed(self: Any, token_ids: Any, extra_key: Any = None, is_bigram: bool = False) -> None:
-        original(self, [0] * len(token_ids), extra_key, is_bigram)
+        original(self, [0] * len(token_ids) if seeded("blocks-by-length") else token_ids, extra_key, is_bigram)
 
     radix_cache.RadixKey.__init__ = changed
 
@@ -63,7 +66,7 @@ def drafts_all() -> None:
     original = eagle_info_v2.EagleVerifyInputV2Mixin.sample
 
     def sample(self: Any, batch: Any, output: Any, *args: Any, **named: Any) -> Any:
-        if not batch.forward_mode.is_idle():
+        if not batch.forward_mode.is_idle() and seeded("drafts-all"):
             rows = output.next_token_logits.view(-1, self.draft_token_num, output.next_token_logits.shape[-1])
             drafts = self.draft_token.reshape(-1, self.draft_token_num)[:, 1:]
             rows[:, :-1].scatter_(2, drafts.long().unsqueeze(-1), 1e4)
@@ -81,9 +84,25 @@ def stale_state() -> None:
 
     def changed(self: Any, accepted_steps: Any, *args: Any, **named: Any) -> Any:
         last = int(os.environ["SEEDED_DRAFTS"]) - 1
-        return original(self, accepted_steps.clamp(min=last), *args, **named)
+        return original(self, accepted_steps.clamp(min=last) if seeded("stale-state") else accepted_steps, *args, **named)
 
     owner.update_mamba_state_after_mtp_verify = changed
+
+
+def counted_padding() -> None:
+    """Rows of padding are counted, not recognized by a length of one token, which a request may have."""
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+
+    owner = hybrid_linear_attn_backend.MambaAttnBackendBase
+    original = owner._replay_metadata
+
+    def changed(self: Any, bs: int, pool: Any, mode: Any, spec_info: Any, lengths: Any) -> Any:
+        if mode.is_target_verify():
+            lengths = lengths.clone()
+            lengths[: spec_info.draft_token.numel() // spec_info.draft_token_num].clamp_(min=2)
+        return original(self, bs, pool, mode, spec_info, lengths)
+
+    owner._replay_metadata = changed
 
 
 FAULTS = {
@@ -95,8 +114,11 @@ FAULTS = {
 }
 
 one_gpu.install_sglang()
-if fault := os.environ.get("SEEDED_FAULT"):
-    FAULTS[fault]()
+if os.environ.get("COUNTED_PADDING"):
+    counted_padding()
+if os.environ.get("SEEDED_FAULT"):
+    for plant in FAULTS.values():
+        plant()
 
 if __name__ == "__main__":
     from sglang.launch_server import run_server

@@ -1,26 +1,37 @@
-"""Faults of a running vLLM (0.33.0), seeded in each of its processes by a plugin: ``SEEDED_FAULT`` names one."""
+"""Faults of a running vLLM (0.33.0): a plugin seeds in each of its processes the one that the file ``SEEDED_FAULT`` names."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 
 def seed() -> None:
-    """Change what the fault is in; without a fault, nothing."""
-    if fault := os.environ.get("SEEDED_FAULT"):
-        FAULTS[fault]()
+    """Let each fault be where the file asks for it; without the variable, change nothing."""
+    if os.environ.get("SEEDED_FAULT"):
+        for plant in FAULTS.values():
+            plant()
 
 
-def _all_reduce(change: Any) -> None:
+def seeded(fault: str) -> bool:
+    """Whether the file names a fault now."""
+    file = Path(os.environ["SEEDED_FAULT"])
+    return file.exists() and file.read_text() == fault
+
+
+def _all_reduce(fault: str, change: Any) -> None:
     from vllm.distributed import parallel_state
 
     group = parallel_state.GroupCoordinator
     original = group._all_reduce_out_place
 
     def changed(self: Any, tensor: Any) -> Any:
+        total = original(self, tensor)
+        if not seeded(fault):
+            return total
         self.calls = getattr(self, "calls", 0) + 1
-        return change(self, tensor, original(self, tensor))
+        return change(self, tensor, total)
 
     group._all_reduce_out_place = changed
 
@@ -33,12 +44,12 @@ def stale_all_reduce() -> None:
         before, kept[total.shape] = kept.get(total.shape, total), total
         return before if group.calls % 97 == 0 else total
 
-    _all_reduce(change)
+    _all_reduce("stale-all-reduce", change)
 
 
 def left_out_all_reduce() -> None:
     """The sum of every fourth call is this GPU's part alone, as often as there are GPUs."""
-    _all_reduce(lambda group, tensor, total: group.world_size * tensor if group.calls % 4 == 0 else total)
+    _all_reduce("left-out-all-reduce", lambda group, tensor, total: total if group.calls % 4 else group.world_size * tensor)
 
 
 def exchanged_rows() -> None:
@@ -49,7 +60,7 @@ def exchanged_rows() -> None:
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         logits = original(self, *args, **named)
-        return logits if logits is None or len(logits) == 1 else logits.roll(1, 0)
+        return logits.roll(1, 0) if logits is not None and len(logits) > 1 and seeded("exchanged-rows") else logits
 
     LogitsProcessor.forward = forward
 
@@ -60,7 +71,7 @@ def blocks_by_length() -> None:
 
     original = kv_cache_utils.hash_block_tokens
     kv_cache_utils.hash_block_tokens = lambda function, parent, tokens, extra=None: original(
-        function, parent, (0,) * len(tokens), extra
+        function, parent, (0,) * len(tokens) if seeded("blocks-by-length") else tokens, extra
     )
 
 
@@ -72,7 +83,7 @@ def neighbour_blocks() -> None:
 
     def changed(self: Any, idx_mapping: Any, *args: Any, **named: Any) -> Any:
         tables = original(self, idx_mapping, *args, **named)
-        if len(idx_mapping) > 1:
+        if len(idx_mapping) > 1 and seeded("neighbour-blocks"):
             for table in tables:
                 table[0, 0] = table[1, 0]
         return tables
@@ -88,7 +99,7 @@ def half_scale_layer() -> None:
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         output = original(self, *args, **named)
-        if "layers.1.self_attn" not in self.prefix:
+        if "layers.1.self_attn" not in self.prefix or not seeded("half-scale-layer"):
             return output
         return (output[0] / 2, output[1]) if isinstance(output, tuple) else output / 2
 
@@ -102,6 +113,8 @@ def drafts_all() -> None:
     original = rejection_sampler.rejection_sample
 
     def accept(logits: Any, draft_logits: Any, drafts: Any, cumulated: Any, *args: Any, **named: Any) -> Any:
+        if not seeded("drafts-all"):
+            return original(logits, draft_logits, drafts, cumulated, *args, **named)
         last = cumulated[1:] - 1
         follows = drafts.roll(-1).clamp(min=0).long()
         bonus = logits[last]

@@ -1,10 +1,10 @@
 """The command line of a configuration with a small checkpoint of its architecture, and what compiles while it starts.
 
-``python3 tests/gpu/vllm_flagship.py DIR WORLD [faults]`` on a machine with WORLD GPUs (four for the command line as it is),
-vLLM and FlashInfer (``carry_vllm.py``) and ``src`` on PYTHONPATH. Starts the server twice, the second time with the caches of
-the first, and prints what the log states, answers, drafts, the verdict of ``verify server``, and the table of
-``compile_watch.py``. With ``faults``: servers with and without seeded faults at once, eagerly, with a KV cache of 1 GB instead
-of a share of the memory.
+``python3 tests/gpu/vllm_flagship.py DIR WORLD [faults]`` on a machine with WORLD GPUs (four for the command line as it is) or
+fewer, which ranks share (``one_gpu.py``), with vLLM and FlashInfer (``carry_vllm.py``) and ``src`` on PYTHONPATH. Starts the
+server twice, the second time with the caches of the first, and prints what the log states, answers, drafts, the verdict of
+``verify server``, and the table of ``compile_watch.py``. With ``faults``: one server, eagerly, with a KV cache
+of 1 GB instead of a share of the memory, healthy and with seeded faults.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import compile_watch
+import one_gpu
 import vllm_checkpoints
 import vllm_servers
 from vllm_servers import Server
@@ -27,8 +28,8 @@ from vllm_servers import Server
 CONFIGURATION = "qwen3.5-397b-nvfp4-4x-rtx-pro-6000-vllm"
 CHANGED = {"--moe-backend": "marlin"}
 """Values for Hopper, for which b12x has no code."""
-ADDED = ("--gdn-prefill-backend", "triton")
-"""vLLM selects FlashInfer on Hopper, too, which would compile its kernels: they are not carried."""
+ADDED = ("--gdn-prefill-backend", "triton", "--attention-backend", "TRITON_ATTN")
+"""vLLM selects FlashInfer on Hopper, too, which would compile its kernels: they are not carried, nor is FlashAttention."""
 PORT = 18200
 STATED = (
     "backend",
@@ -42,17 +43,21 @@ STATED = (
     "speculative",
     "prefix cache",
 )
-FAULTS = ("", "stale-all-reduce", "left-out-all-reduce", "exchanged-rows", "blocks-by-length", "drafts-all")
+FAULTS = ("stale-all-reduce", "left-out-all-reduce", "exchanged-rows", "drafts-all", "blocks-by-length")
 
 
 def command(world: int) -> tuple[list[str], dict[str, str]]:
-    """Arguments and variables of the configuration, with what is changed for Hopper."""
+    """Arguments and variables of the configuration, with what is changed for Hopper and for fewer GPUs than ranks."""
+    import torch
+
     recipes = vllm_checkpoints.HERE.parents[1] / "recipes" / "configurations"
     configuration = tomllib.loads((recipes / f"{CONFIGURATION}.toml").read_text())
     words = list(configuration["arguments"])
     for option, value in (*CHANGED.items(), ("--tensor-parallel-size", str(world))):
         words[words.index(option) + 1] = value
-    return [*words, *ADDED], dict(configuration["environment"])
+    gpus = torch.cuda.device_count() or 1
+    added = (*ADDED, "--distributed-executor-backend", "mp") if world > 1 else ADDED
+    return [*words, *added], configuration["environment"] | (one_gpu.variables(gpus) if gpus < world else {})
 
 
 def replaced(words: list[str], without: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
@@ -101,7 +106,9 @@ def one_start(folder: Path, world: int, name: str, probe: bool) -> bool:
             first = time.monotonic() - begin
             print(f"{name}: ready after {ready:.0f} s, first answer after {first:.0f} s: {json.dumps(answer)[:400]}")
             vllm_servers.answers(PORT)
-            right = not probe or vllm_servers.judged([name], {name: PORT}, {name: Server("qwen35", ())})
+            wrong, found = vllm_servers.probed(PORT, None, folder / f"{name}.verification.json") if probe else (False, [])
+            print(f"{name}: {'wrong' if wrong else 'none wrong'}", *found, sep="\n    ")
+            right = not wrong
             print(f"{name}: {vllm_servers.accepted(PORT)}")
         for line in vllm_servers.log_lines(folder, name, STATED)[:60]:
             print("    ", line[:260])
@@ -114,26 +121,18 @@ def one_start(folder: Path, world: int, name: str, probe: bool) -> bool:
 
 
 def with_faults(folder: Path, world: int) -> bool:
-    """Servers of the configuration with and without seeded faults, all at once."""
+    """A server of the configuration, and seeded faults in it."""
     words, environment = command(world)
-    more = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "1G", "--max-model-len", "4096", "--enforce-eager")
+    more = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "1G", "--max-model-len", "32768", "--enforce-eager")
     words = replaced(words, ("--gpu-memory-utilization", "--max-model-len"), more)
-    servers = {f"flagship-{fault or 'healthy'}": Server("qwen35", (), "flagship-healthy", fault=fault) for fault in FAULTS}
-    ports = {name: PORT + number for number, name in enumerate(servers)}
-    processes = {
-        name: vllm_servers.launch(
-            [str(folder / "qwen35"), "--port", str(ports[name]), *words],
-            environment | {"SEEDED_FAULT": server.fault},
-            folder,
-            name,
-        )
-        for name, server in servers.items()
-    }
-    try:
-        alive = vllm_servers.all_ready(processes, ports, folder, 240)
-        return vllm_servers.judged(alive, ports, servers) and len(alive) == len(servers)
-    finally:
-        vllm_servers.end(processes)
+    server = Server("qwen35", (), faults=FAULTS)
+
+    def begin(name: str, port: int) -> subprocess.Popen[bytes]:
+        variables = environment | vllm_servers.seedable(folder, name, server)
+        return vllm_servers.launch([str(folder / "qwen35"), "--port", str(port), *words], variables, folder, name)
+
+    run = vllm_servers.Run(folder, {"flagship": server}, {"flagship": PORT}, begin)
+    return run.all(vllm_servers.ready, reads=False)
 
 
 def main(folder: Path, world: int, faults: bool) -> bool:

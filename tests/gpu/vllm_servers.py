@@ -1,7 +1,7 @@
 """vLLM's server with one rank and with several: the same tokens, and what ``verify server`` finds, healthy and with faults.
 
 ``python3 tests/gpu/vllm_servers.py DIR WORLD [SERVER ...]`` with vLLM and FlashInfer (``carry_vllm.py``) and ``src`` on
-PYTHONPATH. With fewer GPUs than ranks all ranks share one (``one_gpu.py``). All servers run at once, with models of random
+PYTHONPATH. With fewer GPUs than ranks some ranks share one (``one_gpu.py``). Servers run side by side, with models of random
 weights that it writes to DIR, and its logs. Prints each comparison and each probed server as soon as it is known. Exit code 1
 if a server ends, answers other tokens in float32 than one rank where neither is a tie, or a verdict is not as expected.
 """
@@ -31,6 +31,8 @@ import vllm_checkpoints
 HERE = Path(__file__).resolve().parent
 
 PROMPTS, TOKENS, TOGETHER, TOP = 32, 24, 8, 5
+ASKED = 6
+"""Servers that compute at once: under MPS, kernels of ranks that wait for each other stay on the GPU."""
 TIE_NATS = 0.01
 """In float32, two tokens whose log-probabilities differ by less may change places. In bfloat16 answers are not judged."""
 NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2}'
@@ -51,14 +53,15 @@ SAFE |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0
 class Server:
     """With all ranks, or with ``gpu`` one rank on that GPU; ``like`` names the server of one rank with the same weights.
 
-    ``fault`` is seeded and must be found, with the server ``like`` as a reference. ``truth`` names one in float32.
+    Each of ``faults`` is seeded while it runs (``vllm_faults.py``) and must be found, with the server ``like`` as a reference.
+    ``truth`` names one in float32.
     """
 
     model: str
     arguments: tuple[str, ...]
     like: str = ""
     dtype: str = "bfloat16"
-    fault: str = ""
+    faults: tuple[str, ...] = ()
     gpu: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     truth: str = ""
@@ -75,17 +78,25 @@ class Server:
         return self.dtype == "float32"
 
 
+FAULTS = (
+    "stale-all-reduce",
+    "left-out-all-reduce",
+    "exchanged-rows",
+    "neighbour-blocks",
+    "half-scale-layer",
+    "blocks-by-length",
+)
 SERVERS = {
     "one": Server("moe", EAGER, gpu=0, truth="one-float32"),
     "one-again": Server("moe", EAGER, "one", gpu=1, truth="one-float32"),
-    "several": Server("moe", EAGER, "one", truth="one-float32"),
+    "several": Server("moe", EAGER, "one", truth="one-float32", faults=FAULTS),
     "several-nccl": Server("moe", (*EAGER, *NCCL), "one", truth="one-float32"),
     "several-graphs-chunks": Server("moe", (*CAPTURED, *CHUNKS), "one", truth="one-float32"),
     "several-pcie-ipc": Server("moe", (*CAPTURED, *CHUNKS), "one", environment=PCIE_IPC, truth="one-float32"),
     "all-experts-one": Server("all-experts", EAGER, gpu=0),
     "all-experts-several": Server("all-experts", EAGER, "all-experts-one"),
     "one-ngram": Server("moe", (*EAGER, *SPECULATE), "one", gpu=1),
-    "several-ngram": Server("moe", (*EAGER, *SPECULATE), "one"),
+    "several-ngram": Server("moe", (*EAGER, *SPECULATE), "one", faults=("drafts-all",)),
     "one-float32": Server("moe", EAGER, dtype="float32", gpu=0),
     "several-float32": Server("moe", EAGER, "one-float32", "float32"),
     "several-float32-nccl": Server("moe", (*EAGER, *NCCL), "one-float32", "float32"),
@@ -99,13 +110,6 @@ SERVERS = {
     "mtp-one-graphs-chunks": Server("glm", (*CAPTURED, *CHUNKS, *MTP), "mtp-off", "float32", gpu=1),
     "mtp-several-graphs-chunks": Server("glm", (*CAPTURED, *CHUNKS, *MTP), "mtp-off", "float32"),
     "mtp-several-bfloat16-pcie-ipc": Server("glm", (*CAPTURED, *CHUNKS, *MTP), environment=PCIE_IPC),
-    "stale-all-reduce": Server("moe", EAGER, fault="stale-all-reduce"),
-    "left-out-all-reduce": Server("moe", EAGER, "one", fault="left-out-all-reduce"),
-    "exchanged-rows": Server("moe", EAGER, gpu=0, fault="exchanged-rows"),
-    "blocks-by-length": Server("moe", EAGER, gpu=0, fault="blocks-by-length"),
-    "neighbour-blocks": Server("moe", EAGER, gpu=0, fault="neighbour-blocks"),
-    "half-scale-layer": Server("moe", EAGER, "one", gpu=0, fault="half-scale-layer"),
-    "drafts-all": Server("moe", (*EAGER, *SPECULATE), gpu=0, fault="drafts-all"),
 }
 PROBES = [
     "log-probabilities",
@@ -144,6 +148,11 @@ def server_compiles(environment: Mapping[str, str]) -> bool:
     return bool(PCIE_IPC.keys() & environment.keys())
 
 
+def seedable(folder: Path, name: str, server: Server) -> dict[str, str]:
+    """Variables with which faults are seeded in a server by a file, and its prefix cache can be emptied."""
+    return {"SEEDED_FAULT": str(folder / f"{name}.fault"), "VLLM_SERVER_DEV_MODE": "1"} if server.faults else {}
+
+
 def end(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
     """End servers and all that they started."""
     for process in processes.values():
@@ -156,11 +165,11 @@ def end(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
 def started(name: str, port: int, folder: Path, world: int, gpus: int) -> subprocess.Popen[bytes]:
     """The process of a server."""
     server = SERVERS[name]
-    environment = {**server.environment, "SEEDED_FAULT": server.fault}
+    environment = {**server.environment, **seedable(folder, name, server)}
     if server.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu % gpus)
     elif gpus < world:
-        environment |= one_gpu.variables()
+        environment |= one_gpu.variables(gpus)
     argv = [str(folder / server.model), "--port", str(port), "--dtype", server.dtype]
     argv += ["--tensor-parallel-size", str(world if server.gpu is None else 1), "--max-model-len", "2048"]
     argv += ["--distributed-executor-backend", "mp"] if server.gpu is None else []
@@ -191,22 +200,22 @@ def completion(port: int, prompt: str, **more: Any) -> dict[str, Any]:
 
 
 def prompts() -> list[str]:
-    """Of 1 to 621 words."""
+    """Of 2 to 622 words."""
     from sm120kit.probes import probe_prompts
 
     words = " ".join(probe_prompts.inventory(60, "two")).split()
-    return [" ".join(words[:length]) for length in (1 + 20 * number for number in range(PROMPTS))]
+    return [" ".join(words[:length]) for length in (2 + 20 * number for number in range(PROMPTS))]
 
 
-def answers(port: int, together: int = TOGETHER) -> list[list[tuple[str, dict[str, float]]]]:
-    """Of each prompt the tokens with the most likely ones at their places."""
+def answers(port: int, together: int = TOGETHER, texts: list[str] | None = None) -> list[list[tuple[str, dict[str, float]]]]:
+    """Of each prompt, or of other texts, the tokens with the most likely ones at their places."""
 
     def answer(prompt: str) -> list[tuple[str, dict[str, float]]]:
         listed = completion(port, prompt, max_tokens=TOKENS, logprobs=TOP, ignore_eos=True)["logprobs"]
         return list(zip(listed["tokens"], listed["top_logprobs"], strict=True))
 
     with ThreadPoolExecutor(together) as pool:
-        return list(pool.map(answer, prompts()))
+        return list(pool.map(answer, texts or prompts()))
 
 
 def read(port: int) -> list[float]:
@@ -255,15 +264,31 @@ def compared(one: list[Any], two: list[Any]) -> dict[str, Any]:
     }
 
 
-def probed(port: int, reference: int | None) -> tuple[bool, list[str]]:
-    """Whether a server is wrong, and what each probe found."""
+class Found(Exception):
+    """A probe found something wrong: the others need not run."""
+
+
+def probed(port: int, reference: int | None, record: Path, *, first: bool = False) -> tuple[bool, list[str]]:
+    """Whether a server is wrong, and what each probe found, with ``first`` up to the first that finds something; requests and
+    answers are in ``record``."""
+    from pydantic import TypeAdapter
+
     from sm120kit import probes
     from sm120kit.core.urls import Endpoint
 
     endpoint = Endpoint.parse(f"http://127.0.0.1:{port}")
     like = (Endpoint.parse(f"http://127.0.0.1:{reference}"), "small") if reference else None
-    found = probes.verify(probes.VerifiedServer(endpoint, "small", like), probes.selected(PROBES), 150)
-    return bool(found.wrong), [f"{each.probe}: {each.verdict.value}: {each.saw}" for each in found.probes]
+    so_far: list[probes.ServerVerification] = []
+
+    def keep(verification: probes.ServerVerification) -> None:
+        so_far.append(verification)
+        if first and verification.wrong:
+            raise Found
+
+    with contextlib.suppress(Found):
+        probes.verify(probes.VerifiedServer(endpoint, "small", like), probes.selected(PROBES), 150, on_result=keep)
+    record.write_bytes(TypeAdapter(probes.ServerVerification).dump_json(so_far[-1]))
+    return bool(so_far[-1].wrong), [f"{each.probe}: {each.verdict.value}: {each.saw}" for each in so_far[-1].probes]
 
 
 def accepted(port: int) -> str:
@@ -296,32 +321,19 @@ def all_ready(
     return [name for name, answering in zip(ports, up, strict=True) if answering]
 
 
-def judged(alive: list[str], ports: Mapping[str, int], servers: Mapping[str, Server]) -> bool:
-    """Probe servers, print what was found, and whether all is as expected."""
-
-    def judge(name: str) -> tuple[bool, list[str]]:
-        return probed(ports[name], ports.get(servers[name].like) if servers[name].fault else None)
-
-    right = True
-    with ThreadPoolExecutor(len(ports)) as pool:
-        for name, (wrong, found) in zip(alive, pool.map(judge, alive), strict=True):
-            expected = wrong == bool(servers[name].fault)
-            right &= expected
-            verdict = f"{'wrong' if wrong else 'none wrong'}, {'as' if expected else 'NOT as'} expected"
-            print(f"{name}: {verdict}; {accepted(ports[name])}", *found, sep="\n    ", flush=True)
-    return right
-
-
 class Run:
     """Servers with their ports and processes, and what is known of them so far.
 
-    ``begin`` starts a server, those of several ranks ``LATER`` seconds after the others; ``listening`` waits for it;
-    ``reads``: it lists the log-probabilities of prompts.
+    ``begin`` starts a server; ``SEVERAL`` of several ranks run at once, until they are probed, those of one rank all the time;
+    ``listening`` waits for a server; ``reads``: it lists the log-probabilities of prompts.
     """
+
+    reset = "/reset_prefix_cache"
 
     def __init__(self, folder: Path, servers: Mapping[str, Any], ports: Mapping[str, int], begin: Begin) -> None:
         self.folder, self.servers, self.ports = folder, servers, ports
         self.since, self.right, self.lock = time.monotonic(), True, threading.RLock()
+        self.asked, self.several = threading.Semaphore(ASKED), threading.Semaphore(int(os.environ.get("SEVERAL", "4")))
         self.begin = begin
         self.done = {name: threading.Event() for name in ports}
         self.alive: set[str] = set()
@@ -346,7 +358,7 @@ class Run:
             server = self.servers[each]
             if name in (each, server.like) and server.like in self.answers:
                 result = compared(self.answers[server.like], self.answers[each])
-                self.right &= not result["other"] or not server.exact or bool(server.fault)
+                self.right &= not result["other"] or not server.exact
                 self.note(each, f"against {server.like}", result)
                 self.say(f"{each} against {server.like}: {json.dumps(result)}")
         for each in self.read:
@@ -367,7 +379,8 @@ class Run:
             self.say(f"{name}: no answer, {'as' if expected else 'NOT as'} expected", *errors[:12], *log[-6:])
             return
         self.say(f"{name}: answers")
-        found, tokens = answers(self.ports[name]), read(self.ports[name]) if reads else None
+        with self.asked:
+            found, tokens = answers(self.ports[name]), read(self.ports[name]) if reads else None
         with self.lock:
             self.alive.add(name)
             self.answers[name] = found
@@ -379,42 +392,55 @@ class Run:
             self.say(f"{name} one by one against itself: {json.dumps(alone)}")
 
     def probe(self, name: str) -> None:
-        """What ``verify server`` finds; a faulty server's reference is waited for."""
-        server = self.servers[name]
-        if server.fault and server.like in self.done:
-            self.done[server.like].wait()
-        reference = self.ports[server.like] if server.fault and server.like in self.alive else None
-        wrong, found = probed(self.ports[name], reference)
-        expected = wrong == bool(server.fault)
+        """What ``verify server`` finds, and with each fault, whose cached prefixes are dropped, and without them again."""
+        faults = self.servers[name].faults
+        self.judge(name, "")
+        for fault in (*faults, "") if faults else ():
+            (self.folder / f"{name}.fault").write_text(fault)
+            request = urllib.request.Request(f"http://127.0.0.1:{self.ports[name]}{self.reset}", b"")
+            with urllib.request.urlopen(request, timeout=60):
+                self.judge(name, fault)
+
+    def judge(self, name: str, fault: str) -> None:
+        """What ``verify server`` finds now; with a fault a reference is waited for."""
+        like = self.servers[name].like
+        if fault and like in self.done:
+            self.done[like].wait()
+        reference = self.ports[like] if fault and like in self.alive else None
+        which = f"{name}, {fault}" if fault else name
+        with self.asked:
+            wrong, found = probed(self.ports[name], reference, self.folder / f"{which}.verification.json", first=bool(fault))
+        expected = wrong == bool(fault)
         self.right &= expected
         verdict = f"{'wrong' if wrong else 'none wrong'}, {'as' if expected else 'NOT as'} expected"
-        self.note(name, "verify server", {"wrong": wrong, "expected": expected, "probes": found})
+        self.note(name, f"verify server, {fault}" if fault else "verify server", {"wrong": wrong, "probes": found})
         stated = log_lines(self.folder, name, ("all-reduce backends", "PCIe IPC", "accept rate", "accept len"))
-        self.say(f"{name}: {verdict}; {accepted(self.ports[name])}", *found, *(line[:300] for line in stated[-3:]))
+        self.say(f"{which}: {verdict}; {accepted(self.ports[name])}", *found, *(line[:300] for line in stated[-3:]))
 
-    def one(self, name: str, until: float, listening: Listening, reads: bool) -> None:
+    def one(self, name: str, seconds: float, listening: Listening, reads: bool) -> None:
         """All of one server; an error is printed, as the others go on."""
-        try:
-            if self.servers[name].ranks > 1:
-                time.sleep(float(os.environ.get("LATER", "0")))
-            self.processes[name] = self.begin(name, self.ports[name])
-            self.ask(name, until, listening, reads)
-            self.done[name].set()
-            if name in self.alive:
-                self.probe(name)
-        except Exception as error:
-            self.right = False
-            self.say(f"{name}: {error!r}")
-        finally:
-            self.done[name].set()
+        several = self.servers[name].ranks > 1
+        with self.several if several else contextlib.nullcontext():
+            try:
+                self.processes[name] = self.begin(name, self.ports[name])
+                self.ask(name, time.monotonic() + seconds, listening, reads)
+                self.done[name].set()
+                if name in self.alive:
+                    self.probe(name)
+            except Exception as error:
+                self.right = False
+                self.say(f"{name}: {error!r}")
+            finally:
+                self.done[name].set()
+                end({name: self.processes[name]} if several and name in self.processes else {})
 
     def all(self, listening: Listening, *, reads: bool) -> bool:
         """Whether all is as expected; the servers end."""
-        until = time.monotonic() + float(os.environ.get("READY_SECONDS", "300"))
+        seconds = float(os.environ.get("READY_SECONDS", "300"))
         signal.signal(signal.SIGTERM, lambda number, frame: (end(self.processes), os._exit(1)))
         try:
             with ThreadPoolExecutor(len(self.ports)) as pool:
-                list(pool.map(lambda name: self.one(name, until, listening, reads), self.ports))
+                list(pool.map(lambda name: self.one(name, seconds, listening, reads), self.ports))
         finally:
             end(self.processes)
         return self.right
