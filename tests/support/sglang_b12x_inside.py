@@ -3,7 +3,8 @@
 ``contract`` prints for each fault, and for none, the relative error of the output against a MoE or GEMM in float64. The kernels
 of b12x are replaced: experts by b12x's own CPU oracle, the GEMM by one that decodes its operands with b12x's own layouts. All
 else is what runs on a GPU: SGLang loads, processes and passes the tensors of a checkpoint. ``server`` reads command lines as
-JSON from stdin and prints what SGLang's parser and the validation behind it make of each.
+JSON from stdin and prints what SGLang's parser and the validation behind it make of each. ``padding`` prints for batches of
+verifications in a CUDA graph which states the rows have, and where their tokens begin.
 """
 
 from __future__ import annotations
@@ -331,9 +332,32 @@ def server() -> None:
     print(json.dumps(answers))
 
 
+def padding() -> None:
+    """Print states and beginnings of the rows of a graph for four requests, by the lengths of the requests."""
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    rows, drafts = 4, 6
+    answers = {}
+    for lengths in ([25, 60, 77, 104], [25, 1, 77, 104], [1, 60], [25, 60]):
+        backend = MambaAttnBackendBase.__new__(MambaAttnBackendBase)
+        backend.topk = 1
+        backend.state_indices_list = [torch.zeros(count, dtype=torch.int32) for count in range(1, rows + 1)]
+        backend.query_start_loc_list = [torch.zeros(count + 1, dtype=torch.int32) for count in range(1, rows + 1)]
+        backend.cached_cuda_graph_verify_query_start_loc = drafts * torch.arange(rows + 1, dtype=torch.int32)
+        backend.req_to_token_pool = SimpleNamespace(get_mamba_indices=lambda slots: 10 * slots)
+        spec_info = SimpleNamespace(draft_token=torch.zeros(drafts * len(lengths)), draft_token_num=drafts)
+        slots, filled = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.int32)
+        slots[: len(lengths)] = torch.arange(1, len(lengths) + 1)
+        filled[: len(lengths)] = torch.tensor(lengths)
+        found = backend._replay_metadata(rows, slots, ForwardMode.TARGET_VERIFY, spec_info, filled)
+        answers[str(lengths)] = [found.mamba_cache_indices.tolist(), found.query_start_loc.tolist()]
+    print(json.dumps(answers))
+
+
 def main() -> None:
-    if sys.argv[1:] == ["server"]:
-        server()
+    if other := {"server": server, "padding": padding}.get("".join(sys.argv[1:])):
+        other()
         return
     import sglang.srt.layers.quantization.modelopt_quant as quant
 

@@ -139,3 +139,11 @@ def test_without_b12x_sglang_selects_what_it_selects_unpatched(engine: Engine) -
     released, patched = (engine.answers(lines, state) for state in STATES)
     assert patched == released
     assert all(isinstance(answer, dict) for answer in patched.values()), patched
+
+
+def test_a_prompt_of_one_token_is_no_padding(engine: Engine) -> None:
+    """In verifications of drafts by a CUDA graph of four rows: states are ten times the number of a request."""
+    released, patched = (engine.run("padding", state=state) for state in STATES)
+    whole, two = [[10, 20, 30, 40], [0, 6, 12, 18, 24]], [[10, 20, -1, -1], [0, 6, 12, 12, 12]]
+    assert patched == {"[25, 60, 77, 104]": whole, "[25, 1, 77, 104]": whole, "[1, 60]": two, "[25, 60]": two}
+    assert released["[25, 1, 77, 104]"] == [[10, 20, 30, -1], [0, 6, 12, 18, 18]], "the last request has lost its state"
