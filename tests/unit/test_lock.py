@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from typer.testing import CliRunner
 
 from sm120kit import recipes
+from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.digests import digest_of
-from sm120kit.core.errors import BadInput, Mismatch, ResolutionFailed
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, ResolutionFailed
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree
 from sm120kit.recipes import lockfile
 from sm120kit.recipes.recipe_records import Lock, LockedFile, LockedSource
@@ -306,3 +308,10 @@ def test_best_wheel_is_the_one_an_installer_takes() -> None:
 def test_no_wheel_for_the_platform_is_an_error() -> None:
     with pytest.raises(ResolutionFailed, match="x 1 has no wheel with a sha256 for manylinux_2_35_aarch64"):
         chosen("x-1-cp38-abi3-manylinux_2_28_x86_64.whl", platform="manylinux_2_35_aarch64")
+
+
+def test_upgrade_of_a_distribution_that_no_lockfile_has_is_refused(tmp_path: Path) -> None:
+    words = ["recipe", "lock", "flashinfer-0.6.6", "--upgrade-package", "tvm-ffi", "--state", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, NotFound) and "apache-tvm-ffi" in result.exception.message
+    assert not (tmp_path / "checkouts").exists(), "nothing is fetched"

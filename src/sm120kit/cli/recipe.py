@@ -10,7 +10,7 @@ from sm120kit import recipes
 from sm120kit.cli.options import DebianSources, Json, Sources, argument, lockable_names, option, patches_root, recipe_names
 from sm120kit.core import console
 from sm120kit.core.data_roots import origin, user_repository
-from sm120kit.core.errors import Mismatch
+from sm120kit.core.errors import Mismatch, NotFound, did_you_mean
 from sm120kit.recipes import bases, lockfile
 from sm120kit.recipes.target import resolve, resolve_each
 from sm120kit.sources.releases import Releases, Withdrawals
@@ -64,6 +64,20 @@ def _changes_since_locked(path: Path) -> list[str]:
     return list(lockfile.series_changes(lockfile.read(path), patches_root()))
 
 
+def _require_locked(distributions: set[str], names: list[str]) -> None:
+    """Require that a lockfile of these recipes has each distribution.
+
+    Raises:
+        NotFound: none has one.
+    """
+    paths = (recipes.lock_path(recipes.load_with_path(name)[0]) for name in names if distributions)
+    closures = (closure for path in paths if path.is_file() for closure in lockfile.read(path).closures)
+    locked = {wheel.name for closure in closures for wheel in closure.wheels}
+    if unknown := sorted(distributions - locked):
+        message = f"no lockfile of these recipes has the distribution {unknown[0]}{did_you_mean(unknown[0], locked)}"
+        raise NotFound(message, "--upgrade-package takes the name of a locked wheel; --upgrade resolves all of them")
+
+
 _ANOTHER = "lock another version: sm120kit recipe lock RECIPE --upgrade-package NAME"
 
 
@@ -112,6 +126,7 @@ def lock(
         for name in names or [*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)]
         if name not in of_bases
     ]
+    _require_locked(renewed, chosen)
     # Locking the FlashInfer recipe of an engine changes the lock that the engine's refers to: only checks share targets.
     for target in resolve_each(chosen, options) if check else (resolve(name, options) for name in chosen):
         console.info(f"{'checking' if check else 'locking'} {target.recipe.name}")
