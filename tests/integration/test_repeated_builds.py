@@ -139,20 +139,36 @@ def test_only_builds_that_end_with_the_image_are_recognized(
     assert (result.exit_code, result.stdout, ran) == (0, "found\n" if whole else "", [] if whole else ["vllm"])
 
 
+@pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize(("engine", "remembered"), [("vllm", True), ("toy", False)])
 def test_builds_of_an_engine_outside_are_not_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, remembered: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, remembered: bool, checked: bool
 ) -> None:
-    """Its port and its help are in the image, and its code is not among the inputs, with or without checks of its own."""
+    """Its port and its help are in the image, and its code is not among the inputs, with or without checks of its own.
+
+    Of an image that was there, checks that are run, as after a killed build, are printed.
+    """
     monkeypatch.setattr(engines, "all_engines", lambda: (*engines.BUILT_IN, replace(engines.VLLM, name="toy")))
     context, verified = SimpleNamespace(reference="a", digest="b"), SimpleNamespace(reference="a")
     image = SimpleNamespace(context=context, image=SimpleNamespace(id="c", content="d"), ran=False)
     monkeypatch.setattr(delivery, "engine_image", lambda *_: image)
-    monkeypatch.setattr(checks, "verify_once", lambda *_: SimpleNamespace(verified=verified))
+    workspace, printed = Workspace.open(tmp_path), list[object]()
+    record = workspace.root / "images/verified/d.json"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    os.utime(record, (1, 1))
+
+    def verify_once(*_: object) -> SimpleNamespace:
+        if checked:
+            record.write_text("{}")
+        return SimpleNamespace(verified=verified)
+
+    monkeypatch.setattr(checks, "verify_once", verify_once)
+    monkeypatch.setattr(build_output, "show_report", lambda report, **_: printed.append(report))
     recipe = SimpleNamespace(engine=engine, name=f"{engine}-1.0")
-    options = SimpleNamespace(workspace=Workspace.open(tmp_path))
+    options = SimpleNamespace(workspace=workspace)
     built = build_output.deliver(SimpleNamespace(recipe=recipe, wheels={}), "", options, json=False)  # type: ignore[arg-type]
-    assert (built is not None) == remembered
+    assert (built is not None) == remembered and len(printed) == checked
 
 
 class Finished:

@@ -231,17 +231,20 @@ def deliver(
     result = delivery.engine_image(build, base, options)
     if result.ran:
         console.info(f"built {result.context.reference} in {time.monotonic() - started:.1f} s: {result.image.id}")
+    record = checks.record_path(workspace, result.image)
+    before = record.stat().st_mtime_ns if record.is_file() else 0
     report = checks.verify_once(result.image, workspace)
-    if report.verified is not None and not result.ran and not json:
+    checked = report.verified is None or record.stat().st_mtime_ns != before
+    if not (result.ran or checked or json):
         console.info(f"nothing to do for {result.context.reference}: the image and its checks are there")
-        console.data(report.verified.reference)
+        console.data(result.context.reference)
     else:
         show_report(report, json=json, whole=console.verbose)
         if not json:
             _show_next(build.recipe.name)
     if report.verified is None or engines.of_recipe(build.recipe.engine) not in engines.BUILT_IN:
         return None
-    records = (checks.record_path(workspace, result.image), workspace.root / "images" / result.context.digest / "image.json")
+    records = (record, workspace.root / "images" / result.context.digest / "image.json")
     return report.verified.reference, records, tuple(build.wheels)
 
 
