@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -89,11 +91,19 @@ def written_patch(file: Path) -> patches.Patch:
     return patch
 
 
-def test_import_of_a_mail(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["8bit", "base64"])
+def test_import_of_a_mail(patch_dir: PatchDirectory, tree: PatchedTree, tmp_path: Path, encoding: str) -> None:
     """Encoded subject, abbreviated ids and a mail signature; other trailers stay as prose, and our own are kept."""
     upstream = cutlass_repository(tmp_path / "cutlass")
     mail = upstream.output("format-patch", "-1", "--stdout")
     assert b"=?UTF-8?q?" in mail and b"index " in mail and b"[PATCH] " in mail
+    if encoding == "base64":  # as mail programs send text that is not ASCII, with CR LF
+        head, _, text = mail.partition(b"\n\n")
+        head = (
+            re.sub(rb"\n(MIME-Version|Content-[\w-]+): .*", b"", head)
+            + b"\nMIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8"
+        )
+        mail = head + b"\nContent-Transfer-Encoding: base64\n\n" + base64.encodebytes(text.replace(b"\n", b"\r\n"))
     (tmp_path / "x.patch").write_bytes(mail)
     patch, missing = imported(tree, patch_dir.root, tmp_path / "x.patch")
     assert (patch.project, patch.slug, patch.subject) == ("cutlass", "sm120-builder-z-hlen", "[SM120] builder: Zählen")

@@ -129,11 +129,11 @@ def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
     parts = _split(unified(content, file))
     if len(parts) > MAX_PATCHES:
         raise BadInput(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")
-    found = [part for part in parts if BEGIN.search(part)]
+    found = tuple(patch for patch in (_read(file, part) for part in parts) if BEGIN.search(patch.diff))
     if not found:
         remedy = "make one with git diff --no-color --output=FILE, git format-patch or diff -u"
         raise BadInput(f"{file} contains no diff", remedy)
-    return tuple(_read(file, part) for part in found)
+    return found
 
 
 def _split(content: bytes) -> list[bytes]:
@@ -163,7 +163,8 @@ def _read(file: Path, content: bytes) -> ForeignPatch:
         return ForeignPatch(file, *_read_shown(content))
     header = _HEADER.match(content)
     if header and re.search(rb"^(From|Subject): ", header[0], re.MULTILINE):
-        return ForeignPatch(file, *_read_mail(content))
+        message, below = _read_mail(content)
+        return ForeignPatch(file, message, unified(below, file))
     start = _begin(content)
     return ForeignPatch(file, _described(content[:start].decode(errors="replace")), content[start:])
 
