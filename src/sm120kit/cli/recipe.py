@@ -1,5 +1,6 @@
 """``sm120kit recipe``: list, show, check and lock recipes."""
 
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,7 @@ def _changes_since_locked(path: Path) -> list[str]:
     return list(lockfile.series_changes(lockfile.read(path), patches_root()))
 
 
-def _require_locked(distributions: set[str], names: list[str]) -> None:
+def _require_locked(distributions: AbstractSet[str], names: list[str]) -> None:
     """Require that a lockfile of these recipes has each distribution.
 
     Raises:
