@@ -143,7 +143,7 @@ def test_reference_of_mxfp8(groupwise, kernels) -> None:  # type: ignore[no-unty
     call, expected = groupwise.mxfp8((), 128, 128, 160, torch.bfloat16)
     right = groupwise.attempt("", "", expected, call.run)
     assert right.verdict == "right" and right.error_over_bound > 0.5, right
-    for fault, wrong in groupwise.mxfp8_faults(call).items():
+    for fault, wrong in groupwise.block_faults(call).items():
         assert groupwise.attempt("", "", expected, wrong.run).verdict == "WRONG", fault
 
 
@@ -153,7 +153,7 @@ def test_reference_of_mxfp4(groupwise, kernels) -> None:  # type: ignore[no-unty
     call, expected = groupwise.fp4(128, 128, 192, False, torch.bfloat16)
     right = groupwise.attempt("", "", expected, call.run)
     assert right.verdict == "right" and right.error_over_bound > 0.5, right
-    for fault, wrong in groupwise.fp4_faults(call).items():
+    for fault, wrong in groupwise.block_faults(call).items():
         assert groupwise.attempt("", "", expected, wrong.run).verdict == "WRONG", fault
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import stored_receipts
 from typer.testing import CliRunner
 
 from sm12x_lab import RECEIPTS, gpu, gpu_tests
@@ -504,7 +505,7 @@ def written(bench: Bench, path: Path, *, only: str = "") -> Path:
 
 def test_fresh_receipt_is_not_stale(bench: Bench, tmp_path: Path) -> None:
     path = written(bench, tmp_path / "r.json")
-    assert receipt.stale(path, TREE.tree) == []
+    assert stored_receipts.stale(path, TREE.tree) == []
     assert receipt.receipt_name(H200, Backend.EMULATE) == "verify-nvidia-h200.json"
     record = json.loads(path.read_text())
     assert record["verified_on_sm120"] is False and record["cannot_show"]
@@ -531,7 +532,7 @@ def test_fresh_receipt_is_not_stale(bench: Bench, tmp_path: Path) -> None:
 def test_stale_receipt_is_detected(bench: Bench, tmp_path: Path, change: dict[str, object], problem: str) -> None:
     path = written(bench, tmp_path / "r.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    (reason,) = receipt.stale(path, TREE.tree)
+    (reason,) = stored_receipts.stale(path, TREE.tree)
     assert problem in reason
 
 
@@ -539,11 +540,13 @@ def test_committed_receipts_match_programs_and_series() -> None:
     for path in receipts():
         record = json.loads(path.read_text())
         tree = json.loads((data_root() / "recipes" / "engines" / f"{record['engine']}.tiles.json").read_text())["tree"]
-        assert receipt.stale(path, tree, COMPILED.get(tree, tree)) == [], path.name
+        assert stored_receipts.stale(path, tree, COMPILED.get(tree, tree)) == [], path.name
 
 
 def test_patches_of_other_python_change_no_program() -> None:
-    names = {patch.name for patch in patches.load(data_root() / "patches", "flashinfer") if not receipt.is_compiled(patch)}
+    names = {
+        patch.name for patch in patches.load(data_root() / "patches", "flashinfer") if not stored_receipts.is_compiled(patch)
+    }
     assert names == {"flashinfer/micro-scatter-barrier"}
 
 

@@ -9,7 +9,7 @@ from sm12x_lab.gpu import Backend, CudaDevice, arch, probe, require
 from sm12x_lab.gpu_tests.compiled import CompiledPrograms, CompiledVerification, load, save
 from sm12x_lab.gpu_tests.faults import SeededFault, mutants, stock_fault
 from sm12x_lab.gpu_tests.programs import HEADERS, Compiler, EngineTree, Programs, sources_digest
-from sm12x_lab.gpu_tests.receipt import receipt_name, record, stale
+from sm12x_lab.gpu_tests.receipt import receipt_name, record
 from sm12x_lab.gpu_tests.running import RunOutcome
 from sm12x_lab.gpu_tests.verification import Launcher, VerificationReport, compile_only, verify
 from sm12x_lab.gpu_tests.verified_kernels import Matrix, VerificationScope, matrix_of
@@ -40,7 +40,6 @@ __all__ = [
     "require",
     "save",
     "sources_digest",
-    "stale",
     "stock_fault",
     "verify",
 ]

@@ -45,6 +45,11 @@ GROUPS = {
 GROUPED_SHAPES = ((200, 384), (1024, 3072))
 """Columns and depth of grouped GEMMs; the first are multiples of no tile of 128 and 256."""
 TILES_N = (32, 64, 128)
+BACKENDS = (
+    ("mm", "mxfp8", ("cutlass", "cudnn", "cute-dsl", "trtllm")),
+    *(("b12x", kind, ("b12x", "auto")) for kind in ("mxfp8", "nvfp4", "mxfp4")),
+)
+"""Back-ends of dense GEMMs with scales in blocks, the one with tactics first, by the names for ``--only``."""
 
 
 def gemm_module() -> Any:
@@ -484,15 +489,6 @@ def fp4(rows: int, columns: int, depth: int, nv: bool, dtype: torch.dtype) -> tu
     return call, product(exact[0], exact[1], dtype, alpha.double())
 
 
-def fp4_faults(call: Fp4Call) -> dict[str, Fp4Call]:
-    return {
-        "the operands' scales change places": replace(call, scales_a=call.scales_b, scales_b=call.scales_a),
-        "a's scales are one byte late": replace(call, scales_a=call.scales_a.flatten().roll(1).view_as(call.scales_a)),
-        "b's elements are those of the row before": replace(call, b=call.b.roll(1, 0)),
-        "alpha is 5 % too large": replace(call, alpha=call.alpha * 1.05),
-    }
-
-
 @dataclass(frozen=True)
 class Mxfp8Call:
     """Operands of ``mm_mxfp8`` and ``bmm_mxfp8``, with interleaved scales."""
@@ -524,53 +520,46 @@ def mxfp8(batch: Sequence[int], rows: int, columns: int, depth: int, dtype: torc
     return Mxfp8Call(operands[0], operands[1], stored[0], stored[1], dtype), product(exact[0], exact[1], dtype)
 
 
-def mxfp8_faults(call: Mxfp8Call) -> dict[str, Mxfp8Call]:
-    return {
+def block_faults(call: Mxfp8Call | Fp4Call) -> dict[str, Runnable]:
+    """Calls with a planted fault."""
+    if isinstance(call, Fp4Call):
+        own: dict[str, Runnable] = {
+            "b's elements are those of the row before": replace(call, b=call.b.roll(1, 0)),
+            "alpha is 5 % too large": replace(call, alpha=call.alpha * 1.05),
+        }
+    else:
+        linear = reference.unswizzled(call.scales_b, *call.scales_b.shape).contiguous()
+        own = {"b's scales are row-major": replace(call, scales_b=linear)}
+    late = call.scales_a.flatten().roll(1).view_as(call.scales_a)
+    return own | {
         "the operands' scales change places": replace(call, scales_a=call.scales_b, scales_b=call.scales_a),
-        "a's scales are one byte late": replace(call, scales_a=call.scales_a.flatten().roll(1)),
-        "b's scales are row-major": replace(
-            call, scales_b=reference.unswizzled(call.scales_b, *call.scales_b.shape).contiguous()
-        ),
+        "a's scales are one byte late": replace(call, scales_a=late),
     }
 
 
-def check_mxfp8(report: OperatorReport, names: Names) -> None:
-    for output in OUTPUTS:
-        for rows, columns, depth in MXFP8_SHAPES if names(f"mm-mxfp8-{output}") else ():
-            call, expected = mxfp8((), rows, columns, depth, OUTPUTS[output])
-            case = f"{by((rows, columns, depth))} {output}"
-            for backend in ("cutlass", "cudnn", "cute-dsl", "trtllm"):
-                report.add(attempt("mm_mxfp8", f"{case}, {backend}", expected, replace(call, backend=backend).run))
-            for row in rows_of_tactics("mm_mxfp8", f"{case}, cutlass", expected, call.run):
-                report.add(row)
-            if rows == columns and output == "bf16":
-                plant(report, "mm_mxfp8", "cutlass", expected, call, mxfp8_faults(call))
-        for batch, rows in ((1, 300), (3, 128), (3, 60)) if names(f"bmm-mxfp8-{output}") else ():
-            call, expected = mxfp8((batch,), rows, 256, 512, OUTPUTS[output])
-            report.add(attempt("bmm_mxfp8", f"{by((batch, rows, 256, 512))} {output}, cutlass", expected, call.run))
-
-
-# ---- kernels of CuTe DSL
-
-
-def check_b12x(report: OperatorReport, names: Names) -> None:
-    """Back-end ``b12x`` of ``mm_mxfp8`` and ``mm_fp4``, and what FlashInfer selects."""
-    for kind, output in itertools.product(("mxfp8", "nvfp4", "mxfp4"), OUTPUTS):
-        if not names(f"b12x-{kind}-{output}"):
-            continue
+def check_blocks(report: OperatorReport, names: Names) -> None:
+    """Back-ends of ``mm_mxfp8`` and ``mm_fp4``: CUTLASS with all its tactics, and the kernels of CuTe DSL, `b12x`."""
+    for (name, kind, backends), output in itertools.product(BACKENDS, OUTPUTS):
         operator = "mm_mxfp8" if kind == "mxfp8" else "mm_fp4"
-        for rows, columns, depth in MXFP8_SHAPES if kind == "mxfp8" else FP4_SHAPES:
+        shapes = MXFP8_SHAPES if kind == "mxfp8" else FP4_SHAPES
+        for rows, columns, depth in shapes if names(f"{name}-{kind}-{output}") else ():
             call, expected = dense(kind, rows, columns, depth, OUTPUTS[output])
             case = f"{kind} {by((rows, columns, depth))} {output}"
-            for backend in ("b12x", "auto"):
+            for backend in backends:
                 report.add(attempt(operator, f"{case}, {backend}", expected, replace(call, backend=backend).run))
-            if rows != columns or output != "bf16" or depth % 128:
-                continue
-            call = replace(call, backend="b12x")
-            for row in rows_of_tactics(operator, f"{case}, b12x", expected, call.run):
-                report.add(row)
-            faults = mxfp8_faults(call) if isinstance(call, Mxfp8Call) else fp4_faults(call)
-            plant(report, operator, f"{kind}, b12x", expected, call, faults)
+            square, call = rows == columns and output == "bf16", replace(call, backend=backends[0])
+            if name == "mm" or square:
+                for row in rows_of_tactics(operator, f"{case}, {call.backend}", expected, call.run):
+                    report.add(row)
+            if square:
+                plant(report, operator, f"{kind}, {call.backend}", expected, call, block_faults(call))
+
+
+def check_mxfp8_batches(report: OperatorReport, names: Names) -> None:
+    for output, (batch, rows) in itertools.product(OUTPUTS, ((1, 300), (3, 128), (3, 60))):
+        if names(f"bmm-mxfp8-{output}"):
+            call, expected = mxfp8((batch,), rows, 256, 512, OUTPUTS[output])
+            report.add(attempt("bmm_mxfp8", f"{by((batch, rows, 256, 512))} {output}, cutlass", expected, call.run))
 
 
 def dense(kind: str, rows: int, columns: int, depth: int, dtype: torch.dtype) -> tuple[Mxfp8Call | Fp4Call, Expected]:
@@ -598,5 +587,13 @@ def by(sizes: Sequence[int]) -> str:
 
 def run(report: OperatorReport, options: argparse.Namespace) -> None:
     names = Names([options.only])
-    for check in (check_dense, check_batches, check_limits, check_mxfp8, check_grouped, check_grouped_fp8, check_b12x):
+    for check in (
+        check_dense,
+        check_batches,
+        check_limits,
+        check_blocks,
+        check_mxfp8_batches,
+        check_grouped,
+        check_grouped_fp8,
+    ):
         check(report, names)

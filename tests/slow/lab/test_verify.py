@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import stored_receipts
 
 from sm12x_lab import RECEIPTS, gpu_tests
-from sm12x_lab.gpu_tests import faults, receipt, verification
+from sm12x_lab.gpu_tests import faults, verification
 from sm12x_lab.gpu_tests.programs import Compiler, EngineTree
 from sm12x_lab.gpu_tests.verified_kernels import KernelConfiguration
 from sm12x_lab.ptx import interposed
@@ -169,7 +170,7 @@ def compiled(name: str) -> str:
     """The git tree id of a recipe's series without the patches that no program compiles."""
     (source,) = (source for source in resolve_flashinfer(name, Options(Workspace.open(None))).sources if source.checkout)
     series = patches.load_for_tree(source.pin, source.inside, data_root() / "patches")
-    chosen = [patch for patch in series if receipt.is_compiled(patch)]
+    chosen = [patch for patch in series if stored_receipts.is_compiled(patch)]
     _, steps = patches.compose(source.checkout, source.inside, chosen, data_root() / "cutlass_overrides")
     return steps[-1].tree
 
@@ -180,7 +181,7 @@ def test_committed_receipts_cover_the_series_and_every_tile(trees: Callable[[str
     for path in paths:
         record = json.loads(path.read_text())
         tree = trees(record["engine"])
-        assert receipt.stale(path, tree.tree, compiled(record["engine"])) == []
+        assert stored_receipts.stale(path, tree.tree, compiled(record["engine"])) == []
         names = {row["name"] for row in record["configurations"]} | {left["what"] for left in record["left_out"]}
         # No program runs groupwise GEMMs.
         tiles = [call.tile for call in listing.instantiations(tree.root) if call.tile.family != "groupwise"]
