@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import Reader, ServerSentEvent
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotComparable, NotFound
+from sm120kit.core.urls import is_loopback
 
 
 def events(reads: list[bytes]) -> list[ServerSentEvent]:
@@ -507,7 +509,7 @@ def test_revision_of_a_downloaded_model(tmp_path: Path) -> None:
     [("http://127.0.0.1:8000", True), ("http://localhost", True), ("http://[::1]:1", True), ("http://10.0.0.1", False)],
 )
 def test_machine_is_known_only_on_loopback(url: str, local: bool) -> None:
-    assert bench_environment.is_loopback(url) is local
+    assert is_loopback(urlsplit(url).hostname or "") is local
     if not local:
         assert bench_environment.machine(url) == Machine()
 

@@ -1,6 +1,5 @@
 """Collect what a figure depends on: from launch's record, from the server, from this machine."""
 
-import ipaddress
 import platform
 import re
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, DaemonUnreachable, InvalidOption, RequirementMissing, did_you_mean
 from sm120kit.core.outside import read_found
 from sm120kit.core.record_files import read_record
+from sm120kit.core.urls import is_loopback
 from sm120kit.hosts.facts import Host, probe
 from sm120kit.serving import Run, server_containers
 
@@ -126,21 +126,12 @@ def machine(url: str, served: Served | None = None, given: Mapping[str, str] = M
     A server on loopback does if launch started it, if the user states it, or if the process that listens is an engine: the
     port of a tunnel is on loopback, too.
     """
-    if not is_loopback(url) or not (Path("/proc").is_dir() and Path("/sys").is_dir()):
+    if not is_loopback(urlsplit(url).hostname or "") or not (Path("/proc").is_dir() and Path("/sys").is_dir()):
         return Machine()
     stated = given.get("machine")
     launched = served is not None and served.configuration is not None
     here = stated == "this" or (stated is None and (launched or is_engine(_port(url))))
     return machine_of(probe()) if here else Machine()
-
-
-def is_loopback(url: str) -> bool:
-    """Whether a URL is on loopback."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _port(url: str) -> int:

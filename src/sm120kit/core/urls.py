@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -84,6 +85,14 @@ def is_url(text: str) -> bool:
 
 
 _FORM = "the root of a server looks like http://127.0.0.1:8000"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or address, is on loopback."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_header(text: str) -> tuple[str, str]:

@@ -5,7 +5,6 @@ trees on every machine.
 """
 
 import hashlib
-import ipaddress
 import os
 import re
 import time
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, FetchFailed, OfflineMiss
 from sm120kit.core.outside import read_found
-from sm120kit.core.urls import redacted
+from sm120kit.core.urls import is_loopback, redacted
 from sm120kit.patches._apply import REFS
 from sm120kit.patches._export import slug_of
 from sm120kit.patches.foreign import EXISTS, ImportTarget, Place, applied_tree, guessed_place, of_the_source
@@ -55,7 +54,7 @@ def pull_request(text: str, origin: Origin) -> tuple[ForeignPatch, ...]:
     owner, project, number = match.groups()
     forge, file = os.environ.get(VARIABLE) or FORGE, Path(f"{owner}-{project}-{number}.patch")
     parts = urlsplit(forge)
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(parts.hostname or "")):
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         raise BadInput(f"{VARIABLE} is {redacted(forge)!r}, not the URL of a forge", "write https://HOST")
     url = f"{forge.rstrip('/')}/{owner}/{project}/pull/{number}.patch"
     hint = f"save {redacted(url)} as {file} (curl -Lo {file} URL), then name that file instead of {text}"
@@ -82,13 +81,6 @@ def _of_page(patch: ForeignPatch, page: str) -> ForeignPatch:
     lines = [f"{name}: {value}" for name, value in added.items() if f"\n{name}: " not in body]
     below = "" if TRAILER.fullmatch(body.rpartition("\n")[2]) else "\n"
     return replace(patch, message=replace(patch.message, body="\n".join([body + below, *lines])))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Refused(Exception):

@@ -5,7 +5,6 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md, https://d
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 import re
 import threading
@@ -22,6 +21,7 @@ from sm120kit.core.outside import integer, mail_date, parse_json
 from sm120kit.core.retry import ATTEMPTS, pause
 from sm120kit.core.secrets import masked, register
 from sm120kit.core.server_requests import certificates
+from sm120kit.core.urls import is_loopback
 from sm120kit.images.distribution._credentials import DOCKER_HUB, stored_credentials
 from sm120kit.images.oci import MAX_DOCUMENT_BYTES
 
@@ -89,7 +89,7 @@ class Session:
 
         self.registry = registry
         host = _HUB_HOST if registry == DOCKER_HUB else registry
-        self._loopback = _is_loopback(httpx2.URL(f"http://{host}").host)
+        self._loopback = is_loopback(httpx2.URL(f"http://{host}").host)
         self._base = httpx2.URL(f"{'http' if self._loopback else 'https'}://{host}")
         self._credentials = stored_credentials(registry)
         self._lock = threading.Lock()
@@ -233,7 +233,7 @@ class Session:
 
     def _allowed(self, url: httpx2.URL, activity: str) -> httpx2.URL:
         """Require https; on loopback also http, within loopback."""
-        if url.scheme == "https" or (url.scheme == "http" and self._loopback and _is_loopback(url.host)):
+        if url.scheme == "https" or (url.scheme == "http" and self._loopback and is_loopback(url.host)):
             return url
         raise RegistryFailed(
             f"{activity}: {self.registry} redirects to {url.scheme}://{url.host}, which is not https",
@@ -326,13 +326,6 @@ class Session:
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _retry_after(value: str) -> float | None:
