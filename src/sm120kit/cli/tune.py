@@ -43,19 +43,13 @@ def tune(
     label = workspace.root / "runs" / f"tune-{configuration.name}-{os.getpid()}.json"
     service = launch.labelled_service(launch.idle_service(resolved, model, workspace), configuration, label)
     request = allreduce.AllReduceRequest(len(service.gpus), hidden, sizes)
-    measured = []
+    measured, known = [], allreduce.methods(configuration)
     for method in allreduce.measurable(configuration):
         with console.step(f"measure {method} on {len(service.gpus)} GPUs, {len(sizes)} sizes"):
-            variables = allreduce.methods(configuration)[method].environment
-            measured.append(allreduce.measure(service, label, method, variables, request))
+            measured.append(allreduce.measure(service, label, method, known[method].environment, request))
     assert resolved.image is not None
-    record = allreduce.AllReduceRecord(
-        resolved.image.image.content,
-        tuple(gpu.name for gpu in resolved.gpus),
-        hidden,
-        tuple(measured),
-        allreduce.best(tuple(measured)),
-    )
+    names, found = tuple(gpu.name for gpu in resolved.gpus), tuple(measured)
+    record = AllReduceRecord(resolved.image.image.content, names, hidden, found, allreduce.best(found))
     path = allreduce.store(record, configuration, workspace)
     if json:
         console.json_data(record)
@@ -66,19 +60,11 @@ def tune(
     console.data("unverified on SM120")
 
 
-def _show(record: object) -> None:
-    assert isinstance(record, AllReduceRecord)
-    by_rows = {
-        timing.rows: {each.method: t.microseconds for each in record.measured for t in each.timings if t.rows == timing.rows}
-        for each in record.measured
-        for timing in each.timings
-    }
+def _show(record: AllReduceRecord) -> None:
+    times = {(timing.rows, each.method): f"{timing.microseconds:.1f} us" for each in record.measured for timing in each.timings}
     names = [each.method for each in record.measured]
-    table = [
-        (f"{rows:,} x {record.hidden:,}", *(f"{times[name]:.1f} us" if name in times else "" for name in names))
-        for rows, times in sorted(by_rows.items())
-    ]
-    console.table(("message, bf16", *names), table)
+    cells = ((rows, *(times.get((rows, name), "") for name in names)) for rows in sorted({rows for rows, _ in times}))
+    console.table(("message, bf16", *names), [(f"{rows:,} x {record.hidden:,}", *row) for rows, *row in cells])
     for each in record.measured:
         if each.problem:
             console.warn(f"{each.method}: {each.problem}")

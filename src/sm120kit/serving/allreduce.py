@@ -89,10 +89,9 @@ def methods(configuration: Configuration) -> Mapping[str, AllReduce]:
     """
     several = configuration.tensor_parallel > 1 and configuration.hardware.nodes == 1
     flashinfer = load_engine(configuration.engine).flashinfer.rpartition("-")[2]
-    missing = set() if flashinfer and Version(flashinfer) >= PCIE_IPC_SINCE else {"pcie-ipc"}
-    missing |= {"custom"} if set(OWN_OFF) & set(configuration.words) else set()
+    has = {"pcie-ipc": flashinfer and Version(flashinfer) >= PCIE_IPC_SINCE, "custom": OWN_OFF[0] not in configuration.words}
     found = configuration.served_by.all_reduces if several else {}
-    return {DEFAULT: AllReduce(), **{name: each for name, each in found.items() if name not in missing}}
+    return {DEFAULT: AllReduce(), **{name: each for name, each in found.items() if has.get(name, True)}}
 
 
 def measurable(configuration: Configuration) -> tuple[str, ...]:
