@@ -90,7 +90,9 @@ def load_error(tmp_path: Path, old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('revision = "unpinned"', 'revision = "main"', "model.revision"),
+        ('revision = "unpinned"', 'revision = "main"', "model.revision: 'main' is not a commit"),
+        ("gpus = 2", "gpus = 100000000", "hardware.gpus: input should be less than or equal to 9999"),
+        ("memory_gb = ", "memory_gb = 1e300 # ", "hardware.memory_gb: input should be less than or equal to 1000000"),
         ("why_unpinned", "why_unpined", "did you mean"),
         ("tensor_parallel = 2", "tensor_parallel = 4", "tensor_parallel: 4, but hardware.gpus is 2"),
         ('"--tp-size", "2"', '"--tp-size", "4"', "tensor_parallel: 2, but arguments have --tp-size 4"),
@@ -112,6 +114,18 @@ def test_problem_is_reported(tmp_path: Path, old: str, new: str, message: str) -
 
 def test_all_problems_are_in_one_error(tmp_path: Path) -> None:
     assert "3 problems" in load_error(tmp_path, "tensor_parallel = 2", "tensor_parallel = 3\nfoo = 1")
+
+
+def test_errors_are_short_and_have_no_value_of_a_variable(tmp_path: Path) -> None:
+    many = "".join(f"key{number} = 1\n" for number in range(1000))
+    assert len(load_error(tmp_path, "edition = 1", f'edition = "{"x" * 10**6}"\n{many}')) < 5000
+    words = '"--tp-size", "2"'
+    assert "at most 1000 items" in load_error(tmp_path, words, words + ', "--enforce-eager"' * 20_000)
+    own = tmp_path / "own.toml"
+    own.write_text('engine = "vllm-0.33.0"\narguments = []\n[environment]\nVLLM_API_KEY = ["hunter2hunter2"]\n')
+    with pytest.raises(BadInput, match=r"environment\.VLLM_API_KEY: is not a text") as caught:
+        configurations.load(str(own))
+    assert "hunter2" not in caught.value.message
 
 
 def test_unknown_name_suggests_similar_name() -> None:

@@ -27,10 +27,13 @@ HISTORICAL_AFTER = 2
 DEFAULT_CACHES = ("/root/.cache/vllm", "/root/.cache/flashinfer", "/root/.triton")
 """Directories in which engines keep what they compile (vLLM, FlashInfer, Triton)."""
 
+MAX_WORDS = 1000
+"""Limit for the arguments of a server."""
+
 Text = Annotated[str, StringConstraints(min_length=1)]
 Absolute = Annotated[str, StringConstraints(pattern=r"^/[^:,]*[^:,/]$")]
 HostPath = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^:,]+$")]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=9999)]
 ReproducibilityClass = Literal["pinned", "partially-pinned", "withdrawn", "not-found"]
 
 
@@ -46,8 +49,8 @@ class Model(Strict):
     revision: Commit | Literal["unpinned"] = "unpinned"
     why_unpinned: str = ""
     quantization: str = ""
-    gigabytes: Annotated[float, Field(gt=0)] | None = None
-    host_gigabytes: Annotated[float, Field(ge=0)] = 0.0
+    gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    host_gigabytes: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     needs_mtp: bool = False
 
 
@@ -60,7 +63,7 @@ class Hardware(Strict):
 
     gpu: Text = "SM12x GPU"
     gpus: Count
-    memory_gb: Annotated[float, Field(gt=0)] | None = None
+    memory_gb: Annotated[float, Field(gt=0, le=1e6)] | None = None
     unified: bool = False
     nodes: Count = 1
 
@@ -101,7 +104,7 @@ class Speculation(Strict):
 
     method: Text
     draft_tokens: Count
-    gigabytes: Annotated[float, Field(ge=0)] = 0.0
+    gigabytes: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     kv_bytes: Annotated[int, Field(ge=0)] = 0
 
 
@@ -167,7 +170,7 @@ class Configuration(Strict):
     expert_parallel: Count = 1
     speculation: Speculation | None = None
     no_speculation: NoSpeculation | None = None
-    arguments: Strings
+    arguments: Annotated[Strings, Field(max_length=MAX_WORDS)]
     environment: Annotated[dict[str, str], Field(default_factory=dict)]
     container: Annotated[Container, Field(default_factory=lambda: Container.model_validate({}))]
     host: Strings = ()
@@ -286,8 +289,8 @@ SIZES = ("tensor_parallel", "pipeline_parallel")
 
 
 def texts_only(value: object) -> TypeGuard[list[str]]:
-    """Whether a value of TOML is a list of texts."""
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    """Whether a value of TOML is a list of at most ``MAX_WORDS`` texts."""
+    return isinstance(value, list) and len(value) <= MAX_WORDS and all(isinstance(each, str) for each in value)
 
 
 def _size(engine: engines.Engine | None, options: Mapping[str, str], field: str) -> int:

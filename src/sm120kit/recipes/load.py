@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -100,9 +101,14 @@ def read_entries(kind: type[T], name: str, table: str) -> tuple[T, ...]:
     return listed
 
 
+MAX_PROBLEMS, MAX_CHARACTERS = 100, 400
+"""Limits for the problems that are listed, and for the characters of each."""
+
+
 def problems_message(path: Path, problems: Sequence[str]) -> str:
     """The problems of a file as an error message: a line with their number, then a line for each."""
-    listed = "\n".join(f"  {problem}" for problem in problems)
+    shown = [*problems[:MAX_PROBLEMS], *["..."] * (len(problems) > MAX_PROBLEMS)]
+    listed = "\n".join(f"  {problem[:MAX_CHARACTERS]}" for problem in shown)
     return f"{path}: {len(problems)} problem{'s' * (len(problems) > 1)}\n{listed}"
 
 
@@ -115,7 +121,7 @@ def _explain(details: Any, kind: type[BaseModel]) -> list[str]:
     tag = {"sources": 2, "source": 1}.get(location[0])
     if tag and len(location) > tag:
         del location[tag]  # that of the source's kind, not a key of the file
-    key = ".".join(location)
+    key = ".".join(part for part in location if not _UNION.match(part))[: MAX_CHARACTERS // 2]
     error, value = details["type"], details["input"]
     if error == "extra_forbidden":
         return [f"{key}: unknown key{did_you_mean(location[-1], known)}"]
@@ -125,7 +131,13 @@ def _explain(details: Any, kind: type[BaseModel]) -> list[str]:
         return [f"{key}: {value!r} {_PATTERN_TEXTS.get(details['ctx']['pattern'], 'is not well-formed')}"]
     if error == "value_error":
         return [f"{key}: {details['ctx']['error']}"]
+    if location[0] == "environment":  # the value may be a secret
+        return [f"{key}: is not a text"]
     return [f"{key}: {details['msg'][0].lower()}{details['msg'][1:]}; it is {value!r}"]
+
+
+_UNION = re.compile(r"constrained-str$|literal\[")
+"""What pydantic adds to the key of a value that may be of several kinds."""
 
 
 _PATTERN_TEXTS = {
