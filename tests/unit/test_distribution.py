@@ -330,7 +330,7 @@ def test_manifest_with_another_digest_is_refused(server: RegistryServer, layout:
     server.manifests[NAME, digest] = (kind, content + b" ")
     with RegistryClient(f"{server.address}/{NAME}") as client:
         fails(NotTrusted, "the registry delivers sha256:", lambda: client.image(digest))
-        fails(NotTrusted, "the registry returns sha256:", lambda: client.in_registry(digest))
+        fails(NotTrusted, "the registry delivers sha256:", lambda: client.in_registry(digest))
 
 
 # ---- authentication, redirects, limits of requests

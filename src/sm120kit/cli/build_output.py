@@ -49,20 +49,20 @@ def run(
         base = delivery.prepare(base, delivered.recipe, delivered.closure, options)
     started = time.monotonic()
     with watcher() as watch:
-        result = pipeline.build(target, request, watch)
+        wheel, built = pipeline.build(target, request, watch)
     seconds = time.monotonic() - started
-    wheel = result if isinstance(result, WheelBuild) else result.flashinfer
     if wheel.artifacts is None:
-        show_stage(result, request.stage, seconds, options, json=steps.json)
+        show_stage(wheel, built, request.stage, seconds, options, json=steps.json)
         return None
     image = delivered is not None and bool(local)  # has the only use of this wheel, a third of a gigabyte for each change
-    paths = [*result.wheels] if image else [_copy(path, steps.output) for path in result.wheels]
+    wheels = built.wheels if built else wheel.wheels
+    paths = [*wheels] if image else [_copy(path, steps.output) for path in wheels]
     if steps.json and not delivered:
         console.json_data(wheel.artifacts)
         return None
-    show_wheels(result, paths, seconds)
-    if delivered and not isinstance(result, WheelBuild):
-        return deliver(result, base, options, json=steps.json)
+    show_wheels(wheel, built, paths, seconds)
+    if delivered and built:
+        return deliver(built, base, options, json=steps.json)
     for path in paths:
         console.data(str(path))
     return None
@@ -91,9 +91,10 @@ def _copy(wheel: Path, directory: Path) -> Path:
     return copy
 
 
-def show_stage(result: WheelBuild | EngineBuild, stage: Stage, seconds: float, options: Options, *, json: bool) -> None:
+def show_stage(
+    wheel: WheelBuild, engine: EngineBuild | None, stage: Stage, seconds: float, options: Options, *, json: bool
+) -> None:
     """Print the result of a build that stopped before the wheel: its plan, if that is the stage."""
-    engine, wheel = (None, result) if isinstance(result, WheelBuild) else (result, result.flashinfer)
     if json:
         console.json_data(wheel.plan or wheel.tree)
     elif engine is not None and stage is Stage.PLAN:
@@ -196,9 +197,8 @@ def _show_repacked_wheel(wheel: RepackedWheel, recipe: EngineRecipe) -> None:
             console.table(("stand-in for", "reason"), ((entry.what, entry.reason) for entry in plan.left_out))
 
 
-def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds: float) -> None:
+def show_wheels(wheel: WheelBuild, engine: EngineBuild | None, paths: Sequence[Path], seconds: float) -> None:
     """Print what was built, and a line if it was there; ``paths`` are the copies of the wheels."""
-    wheel = result if isinstance(result, WheelBuild) else result.flashinfer
     assert wheel.artifacts is not None
     if wheel.ran:
         packed = f"{len(wheel.artifacts.modules)} modules with {wheel.artifacts.kernels} kernels"
@@ -206,15 +206,15 @@ def show_wheels(result: WheelBuild | EngineBuild, paths: Sequence[Path], seconds
             f"built {wheel.name} in {seconds:.1f} s: {packed}, {len(wheel.artifacts.left_out)} left out, see --dry-run"
         )
         console.info(f"records and logs: {wheel.directory}")
-    elif isinstance(result, WheelBuild):
+    elif not engine:
         console.info(f"nothing to do for {wheel.name}; records and logs: {wheel.directory}")
-    if isinstance(result, WheelBuild):
+    if not engine:
         return
-    for patch in result.local:
+    for patch in engine.local:
         console.info(f"local patch {patch.project}/{patch.slug}: sha256 {patch.sha256[:12]}")
     if wheel.ran:
-        console.info(f"{paths[0].name} replaces the upstream FlashInfer beside {len(result.closure.wheels)} locked wheels")
-    for own in (each for each in result.repacked if each.ran):
+        console.info(f"{paths[0].name} replaces the upstream FlashInfer beside {len(engine.closure.wheels)} locked wheels")
+    for own in (each for each in engine.repacked if each.ran):
         console.info(f"built {own.wheel.name}, which replaces the upstream {own.plan.engine} {own.plan.version}")
         console.info(f"records and logs: {own.directory}")
 

@@ -6,12 +6,12 @@ Archives have the files of an OCI layout and the ``manifest.json`` of ``docker s
 
 import json
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from sm120kit.core import reporting
+from sm120kit.core.atomic_writes import replacing
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import AlreadyExists, NotVerified
 from sm120kit.images.docker import Daemon
@@ -92,17 +92,8 @@ def export(layout: Layout, manifest: str, path: Path) -> None:
         ResourceUnavailable: the file system is full.
     """
     require_disk(path.parent, _size(layout, manifest), f"the archive {path}")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as file:
-            try:
-                stream(layout, manifest, file)
-                file.flush()
-                Path(file.name).chmod(0o644)
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+    with disk_errors(path), replacing(path) as file:
+        stream(layout, manifest, file)
 
 
 def stream(layout: Layout, manifest: str, file: IO[bytes]) -> None:

@@ -6,7 +6,6 @@ positions, and their float32 log-probabilities.
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm120kit.core.atomic_writes import replacing
 from sm120kit.core.errors import BadRecord, RequirementMissing
 from sm120kit.core.outside import parse_json
 from sm120kit.core.records import json_text
@@ -75,15 +75,11 @@ def writer(path: Path, top: int) -> Iterator[ReferenceWriter]:
         RequirementMissing: numpy is not installed.
     """
     _require_numpy()
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as new:
-        partial = Path(new.name)
-    try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, allowZip64=True, compresslevel=1) as archive:
-            yield ReferenceWriter(archive, top)
-        partial.chmod(0o644)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        replacing(path) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, allowZip64=True, compresslevel=1) as archive,
+    ):
+        yield ReferenceWriter(archive, top)
 
 
 class SavedReference:

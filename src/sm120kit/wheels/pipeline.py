@@ -28,12 +28,15 @@ def require_machine(target: Target, request: BuildRequest) -> None:
 
 def build(
     target: Target, request: BuildRequest, watch: Callable[[Progress], None] = lambda progress: None
-) -> WheelBuild | EngineBuild:
-    """Build the wheels of a target up to the stage of the request. ``watch`` is called twice a second while units compile.
+) -> tuple[WheelBuild, EngineBuild | None]:
+    """Build the wheels of a target up to the stage of the request: FlashInfer's, and those of an engine, if it is one.
+
+    ``watch`` is called twice a second while units compile.
 
     Raises:
         Sm120kitError: a stage failed; see the function of each kind of target.
     """
     if target.engine:
-        return image_wheels.build(target.engine, request, watch)
-    return flashinfer.build(target.flashinfer, request, watch)
+        engine = image_wheels.build(target.engine, request, watch)
+        return engine.flashinfer, engine
+    return flashinfer.build(target.flashinfer, request, watch), None

@@ -27,7 +27,7 @@ from sm120kit.core.parallel import in_parallel
 from sm120kit.core.temporary import owned_directory
 from sm120kit.images.distribution import _compression
 from sm120kit.images.distribution._credentials import DOCKER_HUB
-from sm120kit.images.distribution._registry_session import Reply, Request, Session, TransferFailed
+from sm120kit.images.distribution._registry_session import Request, Session, TransferFailed
 from sm120kit.images.image_records import image_content
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, MAX_DOCUMENT_BYTES, Descriptor, Layout, manifest_of
 
@@ -100,18 +100,13 @@ class RegistryClient:
         """The digest of the manifest with a tag or digest; None if the registry does not have it.
 
         Raises:
-            NotTrusted: it returns another digest than the requested one.
+            NotTrusted: it delivers another manifest than the requested one.
             RegistryFailed: it does not respond, or refuses.
         """
-        reply = self._manifest_reply("HEAD", reference)
-        if reply is None:
-            return None
-        digest = reply.headers.get("docker-content-digest", "")
-        if not digest:
+        try:
             return self._document(reference).digest
-        if reference.startswith("sha256:") and digest != reference:
-            raise NotTrusted(f"{self.repository}@{reference}: the registry returns {digest[:100]}", _HINT)
-        return digest
+        except NotFound:
+            return None
 
     def image(self, reference: str) -> RemoteImage:
         """The image with a tag or digest.
@@ -330,8 +325,10 @@ class RegistryClient:
 
     def _document(self, reference: str) -> _Document:
         """A manifest or index, verified by its digest if that is the reference."""
-        reply = self._manifest_reply("GET", reference)
-        if reply is None:
+        url, scope = f"/v2/{self._name}/manifests/{reference}", f"repository:{self._name}:pull"
+        request = Request("GET", url, scope, {"Accept": f"{MANIFEST}, {INDEX}"})
+        reply = self._session.request(request, f"looking up {self.repository}, {reference}", (404,))
+        if reply.status == 404:
             raise NotFound(f"{self.repository} has no image {reference}", "is it the right registry, and was it published?")
         digest = f"sha256:{hashlib.sha256(reply.body).hexdigest()}"
         if reference.startswith("sha256:") and digest != reference:
@@ -344,12 +341,6 @@ class RegistryClient:
             raise RegistryFailed(f"{self.repository}: {reference} is not a manifest: {error}", "is it a registry?") from error
         media_type = str(document.get("mediaType") or reply.headers.get("content-type", "").partition(";")[0])
         return _Document(digest, media_type, document, len(reply.body))
-
-    def _manifest_reply(self, method: str, reference: str) -> Reply | None:
-        url, scope = f"/v2/{self._name}/manifests/{reference}", f"repository:{self._name}:pull"
-        request = Request(method, url, scope, {"Accept": f"{MANIFEST}, {INDEX}"})
-        reply = self._session.request(request, f"looking up {self.repository}, {reference}", (404,))
-        return None if reply.status == 404 else reply
 
 
 @dataclass(frozen=True)
