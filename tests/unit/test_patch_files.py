@@ -714,3 +714,13 @@ def test_wanted_changes_are_of_a_project_and_in_no_series() -> None:
         assert each.reason.startswith("https://github.com/") and len(each.reason.partition(": ")[2]) > 40
         assert not (root / each.project / f"{each.slug}.patch").exists()
     assert wanted(root / "cutlass", {"cutlass"}) == ()
+
+
+def test_a_long_name_and_a_line_that_only_looks_like_a_mail_are_read_at_once(tmp_path: Path) -> None:
+    long = tmp_path / "long.patch"
+    long.write_text(f"--- a/{'x' * 15_000}\n+++ b/{'x' * 15_000}\nno hunk\n")
+    assert len(patches.read_diffs(long)) == 1
+    letter = tmp_path / "letter.patch"
+    letter.write_text("From a colleague\n\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
+    (read,) = patches.read_diffs(letter)
+    assert read.diff.startswith(b"--- a/x")

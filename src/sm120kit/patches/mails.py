@@ -23,7 +23,7 @@ BEGIN = re.compile(rb"^(?:diff --git |Index: |--- [^\n]+\n\+\+\+ )", re.MULTILIN
 
 _WINDOWS = re.compile(rb"^(?:---|\+\+\+|\*\*\*) [^\n]*\r$", re.MULTILINE)
 _INDENTED = re.compile(rb"^([ \t]+)(?:diff --git |--- [^\n]+\n\1\+\+\+ )", re.MULTILINE)
-_NAMES = re.compile(rb"^--- ([^\t\n]+)([^\n]*)\n\+\+\+ ([^\t\n]+)([^\n]*)\n(?=@@ )", re.MULTILINE)
+_NAMES = re.compile(rb"^--- ([^\t\n]++)([^\n]*+)\n\+\+\+ ([^\t\n]++)([^\n]*+)\n(?=@@ )", re.MULTILINE)
 _CONTEXT_NAMES = re.compile(rb"^\*\*\* ([^\n]+)\n--- ([^\n]+)\n(?=\*{15})", re.MULTILINE)
 _CONTEXT_HUNK = re.compile(
     rb"^\*{15}[^\n]*\n\*\*\* (\d{1,9})(?:,\d{1,9})? \*{4}\n((?:[-! ] [^\n]*\n|\\ [^\n]*\n)*)"
@@ -150,8 +150,8 @@ def _split(content: bytes) -> list[bytes]:
         repository = Repository.init(Path(scratch) / "repository")
         mails = Path(scratch) / "mails"
         mails.mkdir()
-        repository.git("mailsplit", "--keep-cr", f"-o{mails}", stdin=content)
-        return [mail.read_bytes() for mail in sorted(mails.iterdir())]
+        split = repository.git("mailsplit", "--keep-cr", f"-o{mails}", stdin=content, check=False)
+        return [mail.read_bytes() for mail in sorted(mails.iterdir())] if split.returncode == 0 else [content]
 
 
 def _parts(content: bytes, starts: list[int]) -> list[bytes]:
