@@ -230,23 +230,24 @@ def test_memory_is_required_before_anything_is_fetched(argument: str, tmp_path: 
     assert not {path.name for path in tmp_path.iterdir()} & {"work", "downloads", "bases"}
 
 
-def test_progress_of_timed_case_ends_with_the_next_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    running: dict[str, tuple[int, int | None]] = {}
+def test_progress_of_timed_cell_ends_with_the_next_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    displays = []
+    progress = console.progress
 
     @contextmanager
-    def recorded(name: str, total: int | None) -> Iterator[Any]:
-        running[name] = (0, total)
-        yield lambda: running.update({name: (running[name][0] + 1, total)})
-        del running[name]
+    def recorded(**options: bool) -> Iterator[Any]:
+        with progress(**options) as display:
+            displays.append(display)
+            yield display
 
-    monkeypatch.setattr(console, "task", recorded)
+    monkeypatch.setattr(console, "progress", recorded)
     with bench.case_progress(2) as case_begins:
         case_begins(Case(1, 64, 0), 0)()
-        assert running == {"cases": (0, 2), "concurrency 1, 64 tokens": (1, None)}
         request_ended = case_begins(Case(4, 64, 0), 2)
+        assert [task.finished for task in displays[0].tasks] == [False, True, False]
         request_ended()
-        assert running == {"cases": (1, 2), "concurrency 4, 64 tokens": (1, 2)}
-    assert not running
+        request_ended()
+    assert [(task.finished, task.completed) for task in displays[0].tasks] == [(False, 1), (True, 1), (True, 2)]
 
 
 def test_unencodable_characters_are_printed_as_escapes() -> None:

@@ -71,8 +71,9 @@ console.error(evil, evil)
 console.data(evil)
 console.table((evil,), [(evil,)])
 console.json_data({evil: evil})
-with console.task(evil, None):
-    time.sleep(0.3)
+with console.progress() as display:
+    display.add_task(evil, total=None)
+    display.refresh()
 with console.status() as show:
     show(evil)
     time.sleep(0.3)

@@ -30,11 +30,13 @@ BODIES = {
         ["generating\n", "generating: "],
     ),
     "progress": (
-        "    with console.task('tiles', 3) as advance:\n        advance()\n        pause()",
+        "    with console.progress() as display:\n"
+        "        display.advance(display.add_task('tiles', total=3), 1)\n        pause()",
         ["tiles: 1 of 3, "],
     ),
     "transfer": (
-        "    with console.task('wheel', 3 * 10**9, transfer=True) as advance:\n        advance(10**9)\n        pause()",
+        "    with console.progress(transfer=True) as display:\n"
+        "        display.advance(display.add_task('wheel', total=3e9), 1e9)\n        pause()",
         ["wheel: 1,000 of 3,000 MB at ", " MB/s, "],
     ),
     "wait": ("    with console.working('inspecting'): pause()", ["inspecting: "]),

@@ -38,12 +38,10 @@ def test_reporter_is_used_until_the_block_ends(capsys: pytest.CaptureFixture[str
 def test_step_is_shown_on_a_terminal() -> None:
     """A display inside it, such as the progress of a part, does not end it."""
     script = """
-import time
 from sm120kit.core import console, reporting
 with reporting.use(console), reporting.step("checking the image"):
     with reporting.task("unpacking", 2) as advance:
         advance(2)
-        time.sleep(0.5)
 """
     terminal, stderr = pty.openpty()
     process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """``sm120kit bench run``: measure a server."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -41,22 +41,23 @@ Given = Annotated[
 
 @contextmanager
 def case_progress(cases: int) -> Iterator[Callable[[Case, int], RequestEnded]]:
-    """Progress of a run: of all ``cases`` to measure, and of the requests of the running one.
+    """A live display of a run on a terminal: of all ``cases`` to measure, and of the requests of the running one.
 
     The function is that of :class:`sm120kit.bench.Measurement`.
     """
     begun = 0
-    with console.task("cases", cases) as ended, ExitStack() as running:
+    with console.progress(remaining=True) as display:
+        run = display.add_task("cases", total=cases)
 
         def case_begins(case: Case, requests: int) -> RequestEnded:
             nonlocal begun
-            running.close()  # a case that runs for a time has no total; it is over when the next one begins
-            if begun:
-                ended()
+            display.update(run, completed=begun)
             begun += 1
-            return running.enter_context(
-                console.task(f"concurrency {case.concurrency}, {case.output_tokens} tokens", requests or None)
-            )
+            for task in display.tasks[1:]:  # a case that runs for a time has no total; it is over when the next one begins
+                display.update(task.id, total=task.completed, visible=False)
+            name = f"concurrency {case.concurrency}, {case.output_tokens} tokens"
+            key = display.add_task(name, total=requests or None)
+            return lambda: display.update(key, advance=1)
 
         yield case_begins
 

@@ -114,10 +114,11 @@ def _unused(entries: list[StateEntry]) -> list[StateEntry]:
 
 def _remove(removed: Sequence[StateEntry], *, json: bool) -> None:
     bytes_ = state_entries.freed(removed)
-    with console.task("removing", len(removed)) as advance:
+    with console.progress() as progress:
+        task = progress.add_task("removing", total=len(removed))
         for entry in removed:
             state_entries.remove(entry)
-            advance()
+            progress.advance(task)
     _show(removed, dry_run=False, json=json, bytes_=bytes_)
 
 

@@ -172,9 +172,10 @@ def kld(
 
 
 def _save(path: Path, model: ComparedModel, text: TokenizedText, windowing: Windowing, top: int) -> None:
-    with console.task("windows", windowing.windows) as advance:
+    with console.progress() as progress:
+        task = progress.add_task("windows", total=windowing.windows)
         computed = ReferenceText(model.name, text, windowing, top)
-        noise = save_reference(path, model, computed, on_progress=advance)
+        noise = save_reference(path, model, computed, on_progress=lambda windows: progress.update(task, completed=windows))
     console.info(f"{path}: {windowing.windows} windows, {top} tokens a position, {path.stat().st_size / 2**20:,.1f} MiB")
     console.info(f"in other batches, the reference differs from itself by {noise.mean:.3g} nats (mean)")
     if problems := noise.problems:
@@ -189,13 +190,11 @@ def _compare(
     windowing: Windowing,
     output: Path | None,
 ) -> KldComparison:
-    shown = 0
-    with console.task("windows", windowing.windows) as advance:
+    with console.progress() as progress:
+        task = progress.add_task("windows", total=windowing.windows)
 
         def on_progress(partial: KldComparison) -> None:
-            nonlocal shown
-            advance(partial.windowing.windows - shown)
-            shown = partial.windowing.windows
+            progress.update(task, completed=partial.windowing.windows)
             if output is not None:
                 write_record(output, partial)
 

@@ -89,10 +89,11 @@ def verify_server(
 
 
 def _verified(server: VerifiedServer, chosen: tuple[ServerProbe, ...], seconds: float, output: Path) -> ServerVerification:
-    with console.task("probes", len(chosen) + (server.reference is not None)) as advance:
+    with console.progress() as progress:
+        task = progress.add_task("probes", total=len(chosen) + (server.reference is not None))
 
         def on_result(partial: ServerVerification) -> None:
-            advance()
+            progress.update(task, completed=len(partial.probes))
             write_record(output, partial)
 
         return probes.verify(server, chosen, seconds, on_result=on_result)

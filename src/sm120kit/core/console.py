@@ -14,7 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from sm120kit.core.secrets import masked, masked_json
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
+    from rich.progress import Progress, Task
 
     from sm120kit.core.report_page import Page
 
@@ -243,9 +243,10 @@ def heartbeat() -> Iterator[None]:
 def step(message: str) -> Iterator[None]:
     """A step that may take long and has no parts to count: a display on a terminal, else a line, repeated with the time."""
     _heartbeat.printed(message)
-    if not (quiet or sys.stderr.isatty()):
+    terminal = sys.stderr.isatty()
+    if not (quiet or terminal):
         print(printable(message), file=sys.stderr, flush=True)
-    with _shown(lambda: message, str):
+    with _display(message) if terminal and not quiet else _heartbeat.during():
         yield
 
 
@@ -256,65 +257,76 @@ def working(activity: str = "") -> AbstractContextManager[None]:
 
 
 @contextmanager
+def progress(*, transfer: bool = False, remaining: bool = False) -> Iterator[Progress]:
+    """A progress display on stderr: bytes with ``transfer``, else steps and time. In a pipe see :func:`heartbeat`.
+
+    ``remaining`` adds the time that the other steps take at the same pace.
+    """
+    from rich import progress as bars
+    from rich.text import Text
+
+    class Description(bars.ProgressColumn):
+        def render(self, task: bars.Task) -> Text:
+            return Text(printable(task.description))
+
+    columns: list[bars.ProgressColumn] = [Description(), bars.BarColumn()]
+    columns += (
+        [bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn()]
+        if transfer
+        else [bars.MofNCompleteColumn(), bars.TimeElapsedColumn()]
+    )
+    if remaining:
+        columns += [bars.TextColumn("remaining"), bars.TimeRemainingColumn()]
+    with bars.Progress(*columns, console=_stderr(), transient=True, disable=quiet or not sys.stderr.isatty()) as display:
+
+        def states() -> str:
+            return "; ".join(_state(task, transfer) for task in display.tasks if not task.finished)
+
+        with _heartbeat.during(states):
+            yield display
+
+
+@contextmanager
 def task(description: str, total: int | None, *, transfer: bool = False) -> Iterator[Advance]:
-    """Progress of a task with its time, see :func:`sm120kit.core.reporting.task`; of steps also the time that is left."""
-    completed, since, lock = 0, time.monotonic(), threading.Lock()
-
-    def advance(amount: int = 1) -> None:
-        nonlocal completed
-        with lock:
-            completed += amount
-
-    def state() -> str:
-        seconds = time.monotonic() - since
-        return f"{description}: {_pace(completed, total, seconds, transfer)}, {seconds:.0f} s"
-
-    with _shown(state):
-        yield advance
+    """A progress display with one task; see :func:`sm120kit.core.reporting.task`."""
+    with progress(transfer=transfer) as display:
+        key = display.add_task(description, total=total)
+        yield lambda amount=1: display.advance(key, amount)
 
 
-def _pace(completed: int, total: int | None, seconds: float, transfer: bool) -> str:
-    of = "" if total is None else f" of {total / 1e6 if transfer else total:,.0f}"
-    if transfer:
-        rate = f" at {completed / 1e6 / seconds:,.1f} MB/s" if seconds else ""
-        return f"{completed / 1e6:,.0f}{of} MB{rate}"
-    minutes = seconds / completed * (total - completed) / 60 if completed and total else 0
-    return f"{completed:,}{of}" + (f", about {minutes:.0f} min left" if minutes >= 1 else "")
+def _state(task: Task, transfer: bool) -> str:
+    unit, name = (1e6, " MB") if transfer else (1, "")
+    of = "" if task.total is None else f" of {task.total / unit:,.0f}"
+    rate = f" at {task.completed / unit / task.elapsed:,.1f} MB/s" if transfer and task.elapsed else ""
+    return f"{task.description}: {task.completed / unit:,.0f}{of}{name}{rate}, {task.elapsed or 0:.0f} s"
 
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
     """A line on stderr that is replaced by the next line. In a pipe see :func:`heartbeat`."""
-    text = printed = ""
+    if quiet or not sys.stderr.isatty():
+        text = printed = ""
 
-    def show(line: str) -> None:
-        nonlocal text
-        text = line
+        def show(line: str) -> None:
+            nonlocal text
+            text = line
 
-    def changed() -> str | None:
-        nonlocal printed
-        line, printed = text if text != printed else None, text
-        return line
+        def changed() -> str | None:
+            nonlocal printed
+            line, printed = text if text != printed else None, text
+            return line
 
-    with _shown(lambda: text, changed):
-        yield show
-
-
-class _Line:
-    """What a display draws: the text that a function returns now."""
-
-    def __init__(self, text: Callable[[], str]) -> None:
-        self._text = text
-
-    def __rich__(self) -> Text:
-        from rich.text import Text
-
-        return Text(printable(self._text()))
+        with _heartbeat.during(changed):
+            yield show
+        return
+    with _display("") as update:
+        yield update
 
 
 @contextmanager
-def _shown(text: Callable[[], str], beat: Callable[[], str | None] | None = None) -> Iterator[None]:
-    """Show the current text of a function while the block runs: on a terminal, or in a pipe that of ``beat``."""
-    display = _stderr().status(_Line(text)) if sys.stderr.isatty() and not quiet else nullcontext()
-    with _heartbeat.during(beat or text), display:
-        yield
+def _display(line: str) -> Iterator[Callable[[str], None]]:
+    """A line on a terminal while the block runs; yields a function that replaces it."""
+    from rich.text import Text
+
+    with _stderr().status(Text(printable(line))) as display:
+        yield lambda text: display.update(Text(printable(text)))

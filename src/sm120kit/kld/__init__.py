@@ -98,11 +98,11 @@ def compare(
 
 
 def save(
-    path: Path, model: ComparedModel, computed: ReferenceText, *, on_progress: Callable[[int], object] = lambda windows: None
+    path: Path, model: ComparedModel, computed: ReferenceText, *, on_progress: Callable[[int], None] = lambda windows: None
 ) -> DivergenceSummary:
     """Compute a reference and write it to ``path``, with its difference from itself in other batches, which is returned.
 
-    ``on_progress`` is called with the number of further windows. The file appears when all of them are computed.
+    ``on_progress`` is called with the number of windows so far. The file appears when all of them are computed.
 
     Raises:
         ServerFailed: the text is too short, or no position has a divergence.
@@ -116,7 +116,7 @@ def save(
             for distributions in expected:
                 writer.add(distributions)
             noise += [divergences(p, q) for p, q in zip(expected, _again(model, pair), strict=True)]
-            on_progress(len(pair))
+            on_progress(len(noise))
         summary = _summary(noise, "the reference")
         writer.finish(computed, summary)
     return summary
