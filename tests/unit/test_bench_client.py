@@ -28,9 +28,10 @@ def test_endless_response_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             client.get(Endpoint.parse(server.url), "/metrics")
 
 
-def test_response_that_does_not_end_in_time_is_refused() -> None:
+@pytest.mark.parametrize("status", [200, 103])  # content, or interim responses without end
+def test_response_that_does_not_end_in_time_is_refused(status: int) -> None:
     with hostile_server() as server:
-        server.respond("/version", b" ", endless=True)
+        server.respond("/version", b" " if status == 200 else b"HTTP/1.1 103 Early Hints\r\n\r\n", status, endless=True)
         with pytest.raises(httpx2.HTTPError, match="takes more than"):
             server_requests.request(Endpoint.parse(server.url), "GET", "/version", seconds=0.2, limit=2**40)
 

@@ -21,7 +21,7 @@ from sm120kit.sources.git import Repository
 BEGIN = re.compile(rb"^(?:diff --git |Index: |--- [^\n]+\n\+\+\+ )", re.MULTILINE)
 """Where a diff begins, with a header of git, of Subversion, or without any."""
 
-_WINDOWS = re.compile(rb"^(?:---|\+\+\+|\*\*\*) [^\n]*\r$", re.MULTILINE)
+_WINDOWS = re.compile(rb"^(?:---|\+\+\+|\*\*\*|From:|Subject:) [^\n]*\r$", re.MULTILINE)
 _INDENTED = re.compile(rb"^([ \t]+)(?:diff --git |--- [^\n]+\n\1\+\+\+ )", re.MULTILINE)
 _NAMES = re.compile(rb"^--- ([^\t\n]++)([^\n]*+)\n\+\+\+ ([^\t\n]++)([^\n]*+)\n(?=@@ )", re.MULTILINE)
 _CONTEXT_NAMES = re.compile(rb"^\*\*\* ([^\n]+)\n--- ([^\n]+)\n(?=\*{15})", re.MULTILINE)
@@ -97,6 +97,7 @@ MAX_PATCHES = 200
 _MAIL = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
 _COMMIT = re.compile(rb"^commit [0-9a-f]{7,40}\b[^\n]*\n(?=(?:Merge|Author): )", re.MULTILINE)
 _DATED = re.compile(rb"^(?:Author)?Date: *([^\n]+)", re.MULTILINE)
+_BLOBS = re.compile(rb"^index ([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})", re.MULTILINE)
 _HEADER = re.compile(rb"(?:From [^\n]*\n)?(?:[A-Za-z-]+: [^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\n)")
 _FIELD = re.compile(r"^([A-Za-z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
 _ADDRESS = re.compile(r"[^<>\n]*[^<>\s][^<>\n]* <[^<>\s]+>")
@@ -137,13 +138,12 @@ def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
 
 
 def _split(content: bytes) -> list[bytes]:
-    """The mails of a mailbox, or the commits of a log, which has the newest first unless their dates show the reverse."""
+    """The mails of a mailbox, or the commits of a log, the oldest first."""
     if len(starts := [match.start() for match in _MAIL.finditer(content)]) > 1:
         return _parts(content, starts)
     if starts := [match.start() for match in _COMMIT.finditer(content)]:
         commits = _parts(content, starts)
-        dates = [_date(found[1].decode(errors="replace")) for part in commits if (found := _DATED.search(part))]
-        return commits if dates == sorted(dates) != dates[::-1] else commits[::-1]
+        return commits if _begins_with_oldest(commits) else commits[::-1]
     if not content.startswith(b"From "):
         return [content]
     with tempfile.TemporaryDirectory(prefix="sm120kit-mails-") as scratch:
@@ -152,6 +152,20 @@ def _split(content: bytes) -> list[bytes]:
         mails.mkdir()
         split = repository.git("mailsplit", "--keep-cr", f"-o{mails}", stdin=content, check=False)
         return [mail.read_bytes() for mail in sorted(mails.iterdir())] if split.returncode == 0 else [content]
+
+
+def _begins_with_oldest(commits: list[bytes]) -> bool:
+    """Whether a log begins with its oldest commit: others change the files that it left; without such files, by dates."""
+    replaced, left, follows = set[bytes](), set[bytes](), 0
+    for part in commits:
+        old, new = (
+            {name for name in names if name.strip(b"0")} for names in zip(*_BLOBS.findall(part) or [(b"", b"")], strict=True)
+        )
+        follows += len(left & old) - len(replaced & new)
+        replaced |= old
+        left |= new
+    dates = [_date(found[1].decode(errors="replace")) for part in commits if (found := _DATED.search(part))]
+    return follows > 0 or (follows == 0 and dates == sorted(dates) != dates[::-1])
 
 
 def _parts(content: bytes, starts: list[int]) -> list[bytes]:
@@ -195,7 +209,9 @@ def _read_shown(content: bytes) -> tuple[CommitMessage, bytes]:
     indented = re.match(r"(?:    .*\n|\s*\n)*", rest)
     subject, _, body = textwrap.dedent(indented[0] if indented else "").strip().partition("\n")
     author = fields.get("Author", "").strip()
-    return CommitMessage(_author(author), _date(fields.get("Date", "")), subject, _prose(body)), content[start:]
+    return CommitMessage(
+        _author(author), _date(fields.get("Date") or fields.get("AuthorDate", "")), subject, _prose(body)
+    ), content[start:]
 
 
 def _described(text: str) -> CommitMessage:
