@@ -110,8 +110,8 @@ def first_working(
     """
     reasons = []
     for name, trial in trials.items():
-        argv, env = trial()
         try:
+            argv, env = trial()
             done = process.run(argv, env=env, check=False, tied=True)
         except RequirementMissing as error:
             reasons.append(f"  {name}: {error.message}")

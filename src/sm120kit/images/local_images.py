@@ -23,7 +23,7 @@ from typing import Any
 
 from sm120kit.core import process, sandbox
 from sm120kit.core.disk import disk_errors
-from sm120kit.core.errors import NotTrusted
+from sm120kit.core.errors import NotTrusted, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs
 from sm120kit.images.image_records import ContainerResult, Image, start_settings
@@ -183,10 +183,14 @@ class LocalImages:
 
 
 def _isolated(container: _Container, argv: Sequence[str]) -> tuple[str, list[str | Path]]:
-    """The first runtime that works here, and its command for a program in a container. Only one of them has emulators."""
-    trials = {"unshare": lambda: (_command(container, []), None)}
-    if not container.emulator:
-        trials["bubblewrap"] = lambda: ([*_bubblewrap(container, Path("/")), "true"], None)
+    """The first runtime that works here, and its command for a program in a container."""
+
+    def bubblewrap() -> tuple[list[str | Path], None]:
+        if container.emulator:
+            raise RequirementMissing("it registers no emulator for programs of another machine")
+        return [*_bubblewrap(container, Path("/")), "true"], None
+
+    trials = {"unshare": lambda: (_command(container, []), None), "bubblewrap": bubblewrap}
     problem = "this system does not permit running a program in a root file system of its own"
     hint = _FOREIGN_REMEDY if container.emulator else sandbox.remedy()
     runtime = sandbox.first_working(trials, problem, hint)
