@@ -652,8 +652,8 @@ assert cuda.cuOccupancyAvailableDynamicSMemPerBlock(ctypes.byref(size), kernel_,
 block, none = ctypes.c_int(), ctypes.c_size_t(0)
 assert cuda.cuOccupancyMaxPotentialBlockSize(ctypes.byref(value), ctypes.byref(block), kernel_, None, none, 0) == 0
 print(size.value, block.value, value.value)
-functions = (ctypes.c_void_p * 1)()
-assert cuda.cuModuleEnumerateFunctions(functions, 1, module) == 0
+functions = (ctypes.c_void_p * 3)(None, 1, 1)  # room for more than there are
+assert cuda.cuModuleEnumerateFunctions(functions, 3, module) == 0
 print(occupancy(functions[0], 128, 90 << 10))
 """
     )
@@ -743,7 +743,7 @@ print(cuda.cuGraphKernelNodeCopyAttributes(node, node), attribute(2, 0), set_(no
 
 
 def test_nodes_of_a_graph_that_do_not_fit(runner: Runner, modules: Path) -> None:
-    """Of any kind of call; and a node that is no kernel is left alone. CUDA 13 means the second edition of cuGraphAddNode."""
+    """Of any kind of call, and no other nodes. CUDA's runtime looks up both editions of cuGraphAddNode."""
     program = (
         GRAPH
         + """
@@ -752,17 +752,18 @@ def big(kind):
     return struct.pack("<i12x", kind) + parameters(1).replace(struct.pack("<I", 128), struct.pack("<I", 512), 1) + bytes(200)
 print(cuda.cuGraphAddKernelNode_v2(ctypes.byref(node), None, None, None, big(0)[16:]))
 look_up = ctypes.c_void_p()
-assert cuda.cuGetProcAddress_v2(b"cuGraphAddNode", ctypes.byref(look_up), 13000, ctypes.c_uint64(0), None) == 0
-kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_size_t, ctypes.c_char_p)
-print(*[kind(look_up.value)(ctypes.addressof(node), None, None, None, 0, big(each)) for each in (0, 13)])
+for version, edges in ((12020, 0), (12030, 1), (13000, 1)):
+    assert cuda.cuGetProcAddress_v2(b"cuGraphAddNode", ctypes.byref(look_up), version, ctypes.c_uint64(0), None) == 0
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * (3 + edges), ctypes.c_size_t, ctypes.c_char_p)
+    print(*[kind(look_up.value)(ctypes.addressof(node), *[None] * (2 + edges), 1, big(each)) for each in (0, 13)])
 """
     )
     done = runner.python(program, modules / "resident.ptx")
-    assert (done.returncode, done.stdout) == (0, "701\n701 0\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "701\n701 0\n701 0\n701 0\n"), done.stderr
 
 
 def test_clusters_are_no_larger_than_any_gpu_has(runner: Runner, modules: Path) -> None:
-    """By a launch's attribute, a node's, and the kernel's own size; Hopper has more."""
+    """By a launch's attribute, a node's, and the kernel's own size; Hopper has more. The occupancy has none larger."""
     program = (
         GRAPH
         + """
@@ -771,6 +772,9 @@ def config(ctas):
     return struct.pack("<7I4xQQI4x", 16, 1, 1, 128, 1, 1, 0, 0, ctypes.addressof(kept[-1]), 1)
 kept = []
 print(*[cuda.cuLaunchKernelEx(config(ctas), kernel_, None, None) for ctas in (8, 16)])
+clusters = cuda.cuOccupancyMaxActiveClusters
+print(*[(clusters(ctypes.byref(value), kernel_, config(ctas)), value.value) for ctas in (8, 16, 0)])
+print(clusters(ctypes.byref(value), function(b"large_cluster"), struct.pack("<7I4xQQI4x", *[1] * 6, 0, 0, 0, 0)))
 add(16)
 print(attribute(4, 8, 1, 1), attribute(4, 4, 2, 2))
 print(cuda.cuLaunchCooperativeKernel(function(b"large_cluster"), 16, 1, 1, 32, 1, 1, 0, None, None))
@@ -779,7 +783,7 @@ print(value.value)
 """
     )
     done = runner.python(program, modules / "resident.ptx")
-    assert (done.returncode, done.stdout) == (0, "0 912\n0 912\n912\n8\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0 912\n(0, 10) (912, 0) (912, 0)\n912\n0 912\n912\n8\n"), done.stderr
 
 
 def test_kernel_of_the_module_of_another_kernel(runner: Runner, modules: Path) -> None:

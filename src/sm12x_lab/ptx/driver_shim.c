@@ -409,7 +409,7 @@ static struct loadable for_hopper(void const *code, size_t limit, void const *ca
   return for_another_gpu(&image, code);
 }
 
-/// What was loaded by its handle, the latest first.
+/// What was loaded by its handle.
 struct module {
   struct module *next;
   void *handle;
@@ -418,12 +418,14 @@ struct module {
 static struct module *modules;
 static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/// The handle may be that of another module, which was unloaded.
 static int loaded(int status, void *const *handle, struct loadable it) {
-  struct module *module = status || !handle ? NULL : calloc(1, sizeof *module);
-  if (!module) return status;
+  if (status || !handle) return status;
   pthread_mutex_lock(&modules_lock);
-  *module = (struct module){modules, *handle, it};
-  modules = module;
+  struct module *at = modules;
+  while (at && at->handle != *handle) at = at->next;
+  if (!at && (at = malloc(sizeof *at))) *at = (struct module){modules, *handle, it}, modules = at;
+  if (at) at->it = it;
   pthread_mutex_unlock(&modules_lock);
   return status;
 }
@@ -602,8 +604,11 @@ EXPORT int cuModuleGetFunction(void **function, void *module, char const *name) 
 }
 
 /// Kernels that a program takes without their names.
-static int enumerated(int status, void *const *kernels, unsigned count, char const *query, char const *get_name, void *owner) {
-  for (unsigned i = 0; !status && kernels && i < count; ++i) {
+static int enumerated(int status, void *const *kernels, unsigned room, char const *query, char const *get_name, void *owner,
+                      char const *get_count) {
+  unsigned count = 0;
+  if (!status && kernels) DRIVER(int, get_count, unsigned *, void *)(&count, owner);
+  for (unsigned i = 0; i < room && i < count; ++i) {
     char const *name = NULL;
     if (DRIVER(int, get_name, char const **, void *)(&name, kernels[i]) == SUCCESS)
       looked_up(SUCCESS, kernels + i, query, module_of(owner), name);
@@ -613,12 +618,12 @@ static int enumerated(int status, void *const *kernels, unsigned count, char con
 
 EXPORT int cuLibraryEnumerateKernels(void **kernels, unsigned count, void *library) {
   int const status = DRIVER(int, "cuLibraryEnumerateKernels", void **, unsigned, void *)(kernels, count, library);
-  return enumerated(status, kernels, count, "cuKernelGetParamInfo", "cuKernelGetName", library);
+  return enumerated(status, kernels, count, "cuKernelGetParamInfo", "cuKernelGetName", library, "cuLibraryGetKernelCount");
 }
 
 EXPORT int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
   int const status = DRIVER(int, "cuModuleEnumerateFunctions", void **, unsigned, void *)(functions, count, module);
-  return enumerated(status, functions, count, "cuFuncGetParamInfo", "cuFuncGetName", module);
+  return enumerated(status, functions, count, "cuFuncGetParamInfo", "cuFuncGetName", module, "cuModuleGetFunctionCount");
 }
 
 // ---- the GPU
@@ -884,6 +889,12 @@ static int const *attribute_of(struct launch const *launch, int id) {
   return NULL;
 }
 
+/// CTAs of a launch's cluster: by its attribute, else what the kernel states.
+static int cluster_of(struct limits limits, struct launch const *launch) {
+  int const *size = attribute_of(launch, CLUSTER_DIMENSION);
+  return size ? size[0] * size[1] * size[2] : limits.cluster;
+}
+
 static int multiprocessors(void) {
   static int count;
   int device = 0;
@@ -938,9 +949,8 @@ static int does_not_fit(void *kernel, struct launch const *launch, int cooperati
     note("shared %llu", (unsigned long long)it.limits.shared + launch->shared);
     return INVALID_VALUE;
   }
-  int const room = resident(it.limits, threads, launch->shared), *size = attribute_of(launch, CLUSTER_DIMENSION);
+  int const room = resident(it.limits, threads, launch->shared), cluster = cluster_of(it.limits, launch);
   unsigned long long const most = (unsigned long long)room * multiprocessors();
-  int const cluster = size ? size[0] * size[1] * size[2] : it.limits.cluster;
   int const status = !room                           ? LAUNCH_OUT_OF_RESOURCES
                      : cluster > CLUSTER_CTAS        ? INVALID_CLUSTER_SIZE
                      : cooperative && ctas > most    ? COOPERATIVE_LAUNCH_TOO_LARGE
@@ -1007,9 +1017,10 @@ EXPORT int cuOccupancyMaxActiveClusters(int *clusters, void *kernel, struct laun
   struct launchable const it = found(kernel);
   int const status = DRIVER(int, "cuOccupancyMaxActiveClusters", int *, void *, void const *)(clusters, kernel, config);
   if (!it.rewritten || !clusters || !config) return status;
-  int const *size = attribute_of(config, CLUSTER_DIMENSION);
+  int const cluster = cluster_of(it.limits, config);
+  if (cluster < 1 || cluster > CLUSTER_CTAS) return *clusters = 0, INVALID_CLUSTER_SIZE;
   int const room = resident(it.limits, config->block[0] * config->block[1] * config->block[2], config->shared);
-  return *clusters = room * multiprocessors() / (size ? size[0] * size[1] * size[2] : 1), SUCCESS;
+  return *clusters = room * multiprocessors() / cluster, SUCCESS;
 }
 
 /// The figure of a rewritten kernel on SM120 that is an attribute of it; 0 if it is none.
@@ -1208,7 +1219,7 @@ static char const *edition(char const *name, int version, char *second, size_t s
   static struct {
     char const *name;
     int since;
-  } const changed[] = {{"cuGetProcAddress", 12000}, {"cuGraphAddKernelNode", 12000}, {"cuGraphAddNode", 13000},
+  } const changed[] = {{"cuGetProcAddress", 12000}, {"cuGraphAddKernelNode", 12000}, {"cuGraphAddNode", 12030},
                        {"cuGraphExecKernelNodeSetParams", 12000}, {"cuGraphKernelNodeSetParams", 12000}};
   for (unsigned i = 0; name && i < sizeof changed / sizeof *changed; ++i)
     if (!strcmp(name, changed[i].name) && version >= changed[i].since) return snprintf(second, size, "%s_v2", name), second;

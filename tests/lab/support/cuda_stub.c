@@ -36,8 +36,10 @@ int cuModuleLoadData(void **module, void const *code) { return *module = (void *
 int cuModuleLoadFatBinary(void **module, void const *code) { return *module = (void *)code, record_module(code); }
 int cuLibraryLoadData(void **library, void const *code) { return *library = (void *)code, record_module(code); }
 
+/// A module has one function, and a handle that is none has no name to read.
+int cuModuleGetFunctionCount(unsigned *count, void *module) { return *count = 1, module == 0; }
 int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) { return *functions = module, 0; }
-int cuFuncGetName(char const **name, void *function) { return *name = "kernel", 0; }
+int cuFuncGetName(char const **name, void *function) { return *name = *(char *)function ? "kernel" : "", 0; }
 
 int cuLibraryGetKernel(void **kernel, void *library, char const *name) {
   if (!name) return 1;
@@ -94,6 +96,9 @@ int cuGraphAddKernelNode_v2(void **node, void *graph, void *of, size_t count, vo
 int cuGraphAddNode_v2(void **node, void *graph, void *of, void *edges, size_t count, char const *parameters) {
   return *node = node_parameters, *(int *)parameters ? 0 : set_node(parameters + 16);
 }
+int cuGraphAddNode(void **node, void *graph, void *of, size_t count, char const *parameters) {
+  return cuGraphAddNode_v2(node, graph, of, NULL, count, parameters);
+}
 int cuGraphKernelNodeSetParams_v2(void *node, void const *parameters) { return set_node(parameters); }
 int cuGraphExecKernelNodeSetParams_v2(void *graph, void *node, void const *parameters) { return set_node(parameters); }
 int cuGraphKernelNodeGetParams_v2(void *node, void *parameters) { return memcpy(parameters, node_parameters, 72), 0; }
@@ -130,7 +135,7 @@ int cuGetProcAddress_v2(char const *name, void **function, int version, uint64_t
   *function = !strcmp(name, "cuDeviceGetAttribute") ? (void *)cuDeviceGetAttribute
               : !strcmp(name, "cuModuleLoadData")   ? (void *)cuModuleLoadData
               : !strcmp(name, "cuGetProcAddress")   ? (void *)cuGetProcAddress_v2
-              : !strcmp(name, "cuGraphAddNode")     ? (void *)cuGraphAddNode_v2
+              : !strcmp(name, "cuGraphAddNode")     ? (void *)(version < 12030 ? cuGraphAddNode : cuGraphAddNode_v2)
               : !strcmp(name, "cuLaunchKernelEx")   ? (void *)(flags & 2 ? cuLaunchKernelEx_ptsz : cuLaunchKernelEx)
                                                     : 0;
   (void)version, (void)status;
