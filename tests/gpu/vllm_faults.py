@@ -15,9 +15,17 @@ def seed() -> None:
 
 
 def seeded(fault: str) -> bool:
-    """Whether the file names a fault now."""
+    """Whether the file names a fault now; that it took effect is kept in a file beside it."""
     file = Path(os.environ["SEEDED_FAULT"])
-    return file.exists() and file.read_text() == fault
+    found = file.exists() and file.read_text() == fault
+    if found:
+        took_effect(file, fault).touch()
+    return found
+
+
+def took_effect(file: Path, fault: str) -> Path:
+    """A file that is there once a process has met the fault."""
+    return file.with_name(f"{file.name}.{fault}")
 
 
 def _all_reduce(fault: str, change: Any) -> None:

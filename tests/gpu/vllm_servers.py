@@ -27,6 +27,7 @@ from typing import Any
 
 import one_gpu
 import vllm_checkpoints
+from vllm_faults import took_effect
 
 HERE = Path(__file__).resolve().parent
 
@@ -396,13 +397,17 @@ class Run:
         faults = self.servers[name].faults
         self.judge(name, "")
         for fault in (*faults, "") if faults else ():
+            took_effect(self.folder / f"{name}.fault", fault).unlink(missing_ok=True)
             (self.folder / f"{name}.fault").write_text(fault)
             request = urllib.request.Request(f"http://127.0.0.1:{self.ports[name]}{self.reset}", b"")
             with urllib.request.urlopen(request, timeout=60):
                 self.judge(name, fault)
 
     def judge(self, name: str, fault: str) -> None:
-        """What ``verify server`` finds now; with a fault a reference is waited for."""
+        """What ``verify server`` finds now; with a fault, which must have taken effect, a reference is waited for.
+
+        A healthy server must be right in all probes but needles, which models of random weights do not recall.
+        """
         like = self.servers[name].like
         if fault and like in self.done:
             self.done[like].wait()
@@ -410,7 +415,9 @@ class Run:
         which = f"{name}, {fault}" if fault else name
         with self.asked:
             wrong, found = probed(self.ports[name], reference, self.folder / f"{which}.verification.json", first=bool(fault))
-        expected = wrong == bool(fault)
+        right = all(": ok: " in each for each in found if not each.startswith("needles: "))
+        met = took_effect(self.folder / f"{name}.fault", fault).exists()
+        expected = wrong and met if fault else right and not wrong
         self.right &= expected
         verdict = f"{'wrong' if wrong else 'none wrong'}, {'as' if expected else 'NOT as'} expected"
         self.note(name, f"verify server, {fault}" if fault else "verify server", {"wrong": wrong, "probes": found})
