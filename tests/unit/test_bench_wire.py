@@ -29,7 +29,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def sample_of(listening: socket.socket, *parts: bytes, **limits: Any) -> Sample:
+def sample_of(listening: socket.socket, *parts: bytes, stall_seconds: float = 60, **limits: Any) -> Sample:
     """The sample of a request that a server answers with ``parts``, each sent alone; then it closes the connection."""
 
     def serve() -> None:
@@ -44,7 +44,7 @@ def sample_of(listening: socket.socket, *parts: bytes, **limits: Any) -> Sample:
     threading.Thread(target=serve, daemon=True).start()
     endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.getsockname()[1]}")
     request = bench_client.StreamRequest(0, "/", {}, **limits)
-    (sample,) = bench_client.stream_all(endpoint, [[request]], stall_seconds=60).samples
+    (sample,) = bench_client.stream_all(endpoint, [[request]], stall_seconds=stall_seconds).samples
     return sample
 
 
@@ -170,6 +170,30 @@ def test_answer_without_end_is_an_error(listening: socket.socket) -> None:
     bomb = (HEAD + b"Content-Encoding: gzip\r\n\r\n", gzip.compress(b":" * 2**24))
     for parts in ((CHUNKED, *[piece] * 24), (HEAD + b"\r\n", *[b":" * 2**16] * 24), bomb):
         assert "more than 1 MiB" in sample_of(listening, *parts, limit_bytes=2**20).error
+
+
+KEEP_ALIVE = b"e\r\n: keep-alive\n\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (HEAD, b"X-Pad: x\r\n"),
+        (CHUNKED, KEEP_ALIVE),
+        (CHUNKED, KEEP_ALIVE * 9),
+        (HEAD + b"\r\n", b":\r"),
+        (CHUNKED + b"0\r\n", b"X-Pad: x\r\n"),
+    ],
+    ids=["head", "comments", "several in a read", "empty comments", "trailers"],
+)
+def test_bytes_without_data_do_not_end_a_silence(head: bytes, part: bytes, listening: socket.socket) -> None:
+    assert sample_of(listening, head, *[part] * 400, stall_seconds=0.5).error.startswith("stalled")
+
+
+def test_comments_between_events_are_no_silence(listening: socket.socket) -> None:
+    parts = [part for chunk in chunks() for part in (*[KEEP_ALIVE] * 20, chunk)]
+    sample = sample_of(listening, CHUNKED, *parts, stall_seconds=5)
+    assert (sample.error, len(sample.chunk_seconds)) == ("", 4)
 
 
 def test_answer_that_does_not_end_in_time_is_an_error(listening: socket.socket) -> None:

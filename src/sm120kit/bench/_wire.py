@@ -9,6 +9,7 @@ streams. A connection serves one request, so that none meets one that the server
 
 import asyncio
 import json
+import re
 import socket
 import struct
 import time
@@ -30,6 +31,8 @@ MAX_HEAD_BYTES = 100 << 10
 SO_TIMESTAMPNS = 35
 """asm-generic/socket.h, on 64-bit Linux; Python's ``socket`` does not name it."""
 TIMESPEC = struct.Struct("@ll")
+SILENCE = re.compile(rb"(?:[\r\n]++|:[^\r\n]*+)*+")
+"""Comments of a stream of events, and empty lines: they keep a connection, and are no data of an answer."""
 UNPACKED = ("gzip", "x-gzip", "deflate")
 """Compressions that are decoded: a proxy may compress although nothing was offered. Limits are of the decoded content."""
 
@@ -107,7 +110,7 @@ class StreamedAnswer(asyncio.Protocol):
         transport.write(request)
 
     async def whole(self, stall_seconds: float) -> None:
-        """Wait for its end: that of its content, a failure, or ``stall_seconds`` without data."""
+        """Wait for its end: that of its content, a failure, or ``stall_seconds`` without data, comments aside."""
         while not self._over.is_set():
             left = self._read_at + stall_seconds - time.perf_counter()
             if left <= 0:
@@ -125,7 +128,7 @@ class StreamedAnswer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._over.is_set():
             return
-        self._read_at, self._arrived = time.perf_counter(), self.arrived()
+        self._arrived = self.arrived()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -143,7 +146,7 @@ class StreamedAnswer(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         if self.status is None and (status := self._parser.get_status_code()) >= 200:
-            self.status = status
+            self.status, self._read_at = status, time.perf_counter()  # not of each read: a head that drips has stalled
             encoding = self.headers.get("content-encoding", "").lower()
             if encoding in UNPACKED:
                 self._unpack = zlib.decompressobj(wbits=47).decompress  # gzip or zlib, by its header
@@ -158,6 +161,8 @@ class StreamedAnswer(asyncio.Protocol):
         except zlib.error as error:
             self.end(f"the answer cannot be decompressed: {error}")
             return
+        if not SILENCE.fullmatch(read):
+            self._read_at = time.perf_counter()
         self.reads.append((self._arrived, read))
         self._left -= len(read)
         if self._left < 0:

@@ -36,6 +36,8 @@ MAX_RESPONSE_BYTES = 64 * 2**20
 
 MAX_CONTENT_BYTES = 256 << 20
 """Limit of an answer: one of 100,000 tokens has some 30 MB."""
+MAX_ANSWER_SECONDS = 6 * 3600.0
+"""Limit of an answer that goes on, be it with comments only: one of 100,000 tokens at 5 tok/s takes 5.6 hours."""
 MAX_MASKED_BYTES = 2**16
 """Part of an error's body that is searched for secrets; 200 characters of it are shown."""
 REQUIRES_KEY = "the server requires an API key: set SM120KIT_API_KEY, or --api-key @FILE; other credentials: --header"
@@ -65,7 +67,7 @@ class StreamRequest:
     path: str
     body: dict[str, Any]
     at: float = 0.0
-    limit_seconds: float | None = None
+    limit_seconds: float = MAX_ANSWER_SECONDS
     limit_bytes: int = MAX_CONTENT_BYTES
 
 
