@@ -7,6 +7,7 @@ import re
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_facts_in_a_file_are_the_same_without_secrets(name: str, tmp_path: Path)
     assert probe(tmp_path / "host.json") == host
     secrets = ["hunter2", synthetic_hosts.SERIAL.decode("latin-1"), synthetic_hosts.UUID, synthetic_hosts.MAC, "/ann"]
     assert not [secret for secret in secrets if secret in text]
+
+
+@pytest.mark.parametrize("kind", ["gpus", "bridges"])
+def test_a_report_that_names_absent_devices_is_refused(kind: str, tmp_path: Path) -> None:
+    host = probe(synthetic_hosts.build("neglected", tmp_path / "host"))
+    text = json_text(doctor.report(replace(host, **{kind: ()}), ()))
+    (tmp_path / "host.json").write_text(text)
+    with pytest.raises(BadInput, match="has no device"):
+        probe(tmp_path / "host.json")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"host": 3}', '{"host": {"gpus": []}}'])

@@ -38,6 +38,7 @@ def probe(root: Path = Path("/")) -> Host:
     if root.is_file():
         try:
             recorded: _Recorded = TypeAdapter(_Recorded).validate_python(parse_json(read_input(root)))
+            _require_devices(recorded.host)
         except (OSError, ValueError) as error:
             reason = first_problem(error) if isinstance(error, ValidationError) else error
             raise BadInput(f"{root} is no output of sm120kit doctor --json: {reason}", "write it on that host") from error
@@ -79,6 +80,14 @@ def probe(root: Path = Path("/")) -> Host:
         peer_caches=_system.peer_caches(reader),
         unread=reader.unread,
     )
+
+
+def _require_devices(host: Host) -> None:
+    """Raise ValueError for a pair of GPUs, or a port above one, that the host does not have."""
+    gpus, ports = {gpu.bus for gpu in host.gpus}, {bridge.bus for bridge in host.bridges}
+    named = {bus for pair in host.pairs for bus in (pair.first, pair.second)}
+    if absent := sorted(named - gpus) + sorted({bus for gpu in host.gpus for bus in gpu.bridges} - ports):
+        raise ValueError(f"it has no device {absent[0][:80]!r}, which a pair or a GPU of it names")
 
 
 def _gpus(reader: HostReader, smi_gpus: dict[str, _nvidia.GpuFields]) -> tuple[Gpu, ...]:
