@@ -17,7 +17,7 @@ from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotFound
 from sm120kit.engines import parser
 from sm120kit.hosts.doctor import CHECKS
-from sm120kit.recipes import configuration_file, configurations, reported
+from sm120kit.recipes import arguments, configuration_file, configurations, reported
 from sm120kit.recipes.configurations import Hardware, Speculation
 from sm120kit.serving.fit import planned
 
@@ -126,6 +126,50 @@ def test_errors_are_short_and_have_no_value_of_a_variable(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match=r"environment\.VLLM_API_KEY: is not a text") as caught:
         configurations.load(str(own))
     assert "hunter2" not in caught.value.message
+
+
+def refusal(tables: str, tmp_path: Path) -> str:
+    """The error of a configuration with these tables."""
+    own = tmp_path / "own.toml"
+    own.write_text(f'engine = "vllm-0.33.0"\narguments = []\n[model]\nrepository = "me/model"\n{tables}\n')
+    with pytest.raises(BadInput) as caught:
+        configurations.load(str(own), arguments.problems)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/model",
+        "/model/x",
+        "/x/../model",
+        "//model",
+        "/opt",
+        "/home/sm120kit",
+        "/home",
+        "/tmp",
+        "/root",
+        "/root/.cache",
+        "/mine",
+    ],
+)
+def test_mounts_where_the_container_has_something_else_are_refused(target: str, tmp_path: Path) -> None:
+    mounts = f'"/models" = "/srv"\n"/root/.cache/mine" = "/srv"\n"{target}" = "/srv"'
+    message = refusal(f'[container]\ncaches = ["/root/.cache/vllm", "/mine/x"]\n[container.mounts]\n{mounts}', tmp_path)
+    assert "1 problem\n" in message and f"container.mounts: {target!r}" in message
+
+
+@pytest.mark.parametrize("name", ["A\\u001bB", "A\\nB", "A=B", "A B", ""])
+def test_names_of_variables_are_one_printable_word(name: str, tmp_path: Path) -> None:
+    message = refusal(f'[environment]\n"{name}" = "hunter2"', tmp_path)
+    assert "1 problem\n" in message and message.count("\n") == 1 and "hunter2" not in message
+    assert message.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("revision", ["main", "abc\\ndef", "f" * 41, "unpinned "])
+def test_wrong_revision_is_one_problem_of_one_line(revision: str, tmp_path: Path) -> None:
+    message = refusal(f'revision = "{revision}"', tmp_path)
+    assert "1 problem\n  model.revision: " in message and message.count("\n") == 1
 
 
 def test_unknown_name_suggests_similar_name() -> None:

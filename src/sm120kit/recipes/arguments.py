@@ -1,5 +1,6 @@
 """The arguments of a configuration's server: what its engine's parser and lockfile make of them."""
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json
 from sm120kit.engines import Node, of_recipe, parser
 from sm120kit.recipes import load_engine, locate, lock_path, lockfile
-from sm120kit.recipes.configurations import Configuration, texts_only
+from sm120kit.recipes.configurations import DEFAULT_CACHES, Configuration, texts_only
 from sm120kit.recipes.schema import EngineRecipe
 
 PORT = 8000
@@ -21,6 +22,10 @@ MODEL_DIRECTORY = "/model"
 """Where the directory of the model is mounted in a container, read-only; in arguments, wherever it is mounted."""
 ADDED_FILES = "/opt/sm120kit/files"
 """Where an image has the files that its recipe adds."""
+ROOT_HOME, HOME = "/root", "/home/sm120kit"
+"""Homes in the container: of root, the one that configurations name, and of the user in the images of sm120kit."""
+TAKEN = (MODEL_DIRECTORY, ADDED_FILES, HOME, "/tmp")
+"""Places of a container where nothing else can be mounted, beside its caches."""
 
 
 def require_known(configuration: Configuration) -> bool:
@@ -59,8 +64,21 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
     for reason in parser.rejections(known, argv) if known else ():
         yield f"the argument parser of {name} rejects: {reason}"
     container = data.get("container")
-    mounts = container.get("mounts") if isinstance(container, dict) else None
-    yield from _absent_files(name, argv, tuple(mounts) if isinstance(mounts, dict) else ())
+    container = container if isinstance(container, dict) else {}
+    mounts, caches = container.get("mounts"), container.get("caches", list(DEFAULT_CACHES))
+    mounts = tuple(mounts) if isinstance(mounts, dict) else ()
+    yield from _absent_files(name, argv, mounts)
+    yield from _collisions(mounts, (*TAKEN, *(caches if texts_only(caches) else ())))
+
+
+def _collisions(mounts: Sequence[str], taken: Sequence[str]) -> Iterator[str]:
+    """Mounts at or above a place that the container needs, or in the directory of the model, which is read-only."""
+    for target in mounts:
+        path = PurePosixPath("/", posixpath.normpath(target).lstrip("/"))
+        for place in map(PurePosixPath, taken):
+            if place.is_relative_to(path) or (str(place) == MODEL_DIRECTORY and path.is_relative_to(place)):
+                yield f"container.mounts: {target!r} collides with {place} of the container; mount it elsewhere"
+                break
 
 
 def _absent_files(name: str, argv: Sequence[str], mounts: Sequence[str]) -> Iterator[str]:

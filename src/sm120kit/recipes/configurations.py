@@ -14,7 +14,7 @@ from sm120kit.core.errors import BadInput, NotFound, did_you_mean, nearest
 from sm120kit.core.outside import file_problem
 from sm120kit.engines import parser
 from sm120kit.recipes.load import other_name, read_toml, validate
-from sm120kit.recipes.schema import Commit, Name, Strict, Strings, VersionText
+from sm120kit.recipes.schema import REVISION, VARIABLE_NAME, Name, Strict, Strings, VersionText
 
 KIND = "configurations"
 """The kind of these files, for :mod:`sm120kit.core.data_roots`."""
@@ -32,6 +32,8 @@ MAX_WORDS = 1000
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 Absolute = Annotated[str, StringConstraints(pattern=r"^/[^:,]*[^:,/]$")]
+Variable = Annotated[str, StringConstraints(pattern=VARIABLE_NAME)]
+Revision = Annotated[str, StringConstraints(pattern=REVISION)]
 HostPath = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^:,]+$")]
 Count = Annotated[int, Field(ge=1, le=9999)]
 ReproducibilityClass = Literal["pinned", "partially-pinned", "withdrawn", "not-found"]
@@ -46,7 +48,7 @@ class Model(Strict):
     """
 
     repository: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
-    revision: Commit | Literal["unpinned"] = "unpinned"
+    revision: Revision = "unpinned"
     why_unpinned: str = ""
     quantization: str = ""
     gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -171,7 +173,7 @@ class Configuration(Strict):
     speculation: Speculation | None = None
     no_speculation: NoSpeculation | None = None
     arguments: Annotated[Strings, Field(max_length=MAX_WORDS)]
-    environment: Annotated[dict[str, str], Field(default_factory=dict)]
+    environment: Annotated[dict[Variable, str], Field(default_factory=dict)]
     container: Annotated[Container, Field(default_factory=lambda: Container.model_validate({}))]
     host: Strings = ()
     deviations: Annotated[tuple[Deviation, ...], Field(strict=False, validation_alias=AliasChoices("deviations", "ours"))] = ()

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -21,7 +20,9 @@ from sm120kit.recipes.schema import (
     FLASHINFER_KEY,
     PINNED,
     PLATFORM,
+    REVISION,
     VARIABLE,
+    VARIABLE_NAME,
     Recipe,
     Strict,
     kind_of,
@@ -121,7 +122,8 @@ def _explain(details: Any, kind: type[BaseModel]) -> list[str]:
     tag = {"sources": 2, "source": 1}.get(location[0])
     if tag and len(location) > tag:
         del location[tag]  # that of the source's kind, not a key of the file
-    key = ".".join(part for part in location if not _UNION.match(part))[: MAX_CHARACTERS // 2]
+    parts = (part if part.isprintable() else repr(part) for part in location if part != "[key]")
+    key = ".".join(parts)[: MAX_CHARACTERS // 2]
     error, value = details["type"], details["input"]
     if error == "extra_forbidden":
         return [f"{key}: unknown key{did_you_mean(location[-1], known)}"]
@@ -136,10 +138,6 @@ def _explain(details: Any, kind: type[BaseModel]) -> list[str]:
     return [f"{key}: {details['msg'][0].lower()}{details['msg'][1:]}; it is {value!r}"]
 
 
-_UNION = re.compile(r"constrained-str$|literal\[")
-"""What pydantic adds to the key of a value that may be of several kinds."""
-
-
 _PATTERN_TEXTS = {
     r"^[0-9a-f]{64}$": "is not a sha256 (64 hexadecimal digits)",
     r"^[0-9a-f]{40}$": "is not a commit (40 hexadecimal digits; a branch or tag can move)",
@@ -150,6 +148,8 @@ _PATTERN_TEXTS = {
     FILES: "is not a path below site-packages, or a shell-style pattern of such paths",
     PLATFORM: "is not a platform: write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64",
     VARIABLE: "is not the name of a variable: capital letters, digits and _",
+    VARIABLE_NAME: "is not the name of a variable: ASCII without =, blanks and control characters",
+    REVISION: "is not a commit (40 hexadecimal digits; a branch or tag can move), nor unpinned",
 }
 
 

@@ -16,7 +16,7 @@ from sm120kit.engines import ApiKey, Node
 from sm120kit.images.image_inputs import server_program
 from sm120kit.images.image_records import Image
 from sm120kit.recipes import EngineRecipe
-from sm120kit.recipes.arguments import MODEL_DIRECTORY, PORT, serve_arguments
+from sm120kit.recipes.arguments import HOME, MODEL_DIRECTORY, PORT, ROOT_HOME, serve_arguments
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import unified_memory
 
@@ -25,8 +25,6 @@ RDMA_DEVICES = "/dev/infiniband"
 """Directory of the devices through which programs transfer data by RDMA (linux, drivers/infiniband)."""
 IMAGE_USER = "1000:1000"
 """The user in the images of sm120kit."""
-ROOT_HOME, HOME = "/root", "/home/sm120kit"
-"""Homes in the container: of root, the one that configurations name, and of the user in the images of sm120kit."""
 SHARED_BLOBS_MARKER = ".huggingface-shared-blobs"
 """File that marks the directory of blobs that models share. Source: ``huggingface_hub.utils._shared_blobs``."""
 TEMPORARY_GIB, HOME_GIB = 16, 2
