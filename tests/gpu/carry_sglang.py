@@ -2,9 +2,9 @@
 
 ``python tests/gpu/carry_sglang.py DIR`` downloads :data:`WHEELS` for Python 3.12 and writes ``DIR/site.tar.gz``, to be
 unpacked into a folder on PYTHONPATH of a machine with PyTorch 2.11 and libnuma. ``patches/sglang`` is applied, so that the
-choices b12x exist. Of the kernels' device code only that for sm_90 is kept; FlashAttention, FlashMLA and DeepGEMM are left
-out, and modules without content stand for xgrammar, IPython and soundfile, which SGLang imports at its start: 370 MB of
-wheels become 41.
+choices b12x exist; files as released are beside the patched ones, by the suffix ``.released``. Of the kernels' device code
+only that for sm_90 is kept; FlashAttention, FlashMLA and DeepGEMM are left out, and modules without content stand for
+xgrammar, IPython and soundfile, which SGLang imports at its start: 370 MB of wheels become 41.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def main(target: str) -> None:
             library.write_bytes(slim(bytearray(library.read_bytes())))
         for name in (PATCHES / "series").read_text().split():
             if "Applies-To: sglang ==0.5.11" in (PATCHES / f"{name}.patch").read_text():
-                subprocess.run(["patch", "-s", "-p1", "-d", site, "-i", PATCHES / f"{name}.patch"], check=True)
+                subprocess.run(
+                    ["patch", "-s", "-b", "-z", ".released", "-p1", "-d", site, "-i", PATCHES / f"{name}.patch"], check=True
+                )
         for module in ("xgrammar", "IPython", "soundfile"):
             (site / module).mkdir()
             (site / module / "__init__.py").write_text(STAND_IN)

@@ -84,10 +84,12 @@ def _watch_inductor() -> None:
 
 
 class Processes(threading.Thread):
-    """Compilers in /proc, by process: name, seconds, the command's end, and the name of the process that started it."""
+    """Compilers in /proc, by process: name, seconds, the command's end, and the name of the process that started it; with
+    ``asked_by``, those whose ``COMPILE_WATCH`` that is."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked_by: Path | None = None) -> None:
         super().__init__(daemon=True)
+        self.asked_by = f"COMPILE_WATCH={asked_by}\0".encode() if asked_by else b""
         self.seen: dict[tuple[int, str], dict[str, Any]] = {}
         self.known: dict[int, str] = {}
         self.born: dict[int, float] = {}
@@ -112,6 +114,9 @@ class Processes(threading.Thread):
             if name not in COMPILERS:
                 if now - self.born.setdefault(number, now) >= 0.2:
                     self.known[number] = name
+                return
+            if self.asked_by not in Path(f"/proc/{number}/environ").read_bytes():
+                self.known[number] = ""
                 return
             begun = rest.split()[19]
             argv = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()

@@ -89,22 +89,6 @@ def stale_state() -> None:
     owner.update_mamba_state_after_mtp_verify = changed
 
 
-def counted_padding() -> None:
-    """Rows of padding are counted, not recognized by a length of one token, which a request may have."""
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend
-
-    owner = hybrid_linear_attn_backend.MambaAttnBackendBase
-    original = owner._replay_metadata
-
-    def changed(self: Any, bs: int, pool: Any, mode: Any, spec_info: Any, lengths: Any) -> Any:
-        if mode.is_target_verify():
-            lengths = lengths.clone()
-            lengths[: spec_info.draft_token.numel() // spec_info.draft_token_num].clamp_(min=2)
-        return original(self, bs, pool, mode, spec_info, lengths)
-
-    owner._replay_metadata = changed
-
-
 FAULTS = {
     "exchanged-rows": exchanged_rows,
     "stale-all-reduce": stale_all_reduce,
@@ -114,8 +98,6 @@ FAULTS = {
 }
 
 one_gpu.install_sglang()
-if os.environ.get("COUNTED_PADDING"):
-    counted_padding()
 if os.environ.get("SEEDED_FAULT"):
     for plant in FAULTS.values():
         plant()

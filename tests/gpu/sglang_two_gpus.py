@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -49,13 +50,15 @@ SPECULATION = (
     "--speculative-eagle-topk",
 )
 LAYERS, DRAFTS = 4, 6
+PADDING = "sglang/srt/layers/attention/hybrid_linear_attn_backend.py"
+"""What ``patches/sglang/verification-padding.patch`` changes."""
 
 
 @dataclass(frozen=True)
 class Server:
     """``like`` names the server on one GPU with the same weights; ``faults`` are seeded while it runs and must be found;
-    ``refused`` is what the log of a server must have that does not start; ``mended``: without a defect of the release, which
-    answers to short prompts show."""
+    ``refused`` is what the log of a server must have that does not start; ``released``: without ``verification-padding``, whose
+    defect answers beside a prompt of one token show."""
 
     world: int = 1
     like: str = ""
@@ -65,7 +68,7 @@ class Server:
     left_out: Container[str] = frozenset(NOT_ON_HOPPER)
     more: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
-    mended: bool = False
+    released: bool = False
     refused: str = ""
     gpu: int = 0
     truth: str = ""
@@ -88,7 +91,7 @@ SERVERS = {
     ),
     "one": Server(drafts=False),
     "one-nextn": Server(like="one", gpu=1, faults=("drafts-all", "stale-state", "blocks-by-length")),
-    "one-nextn-mended": Server(like="one", gpu=1, mended=True),
+    "one-nextn-released": Server(like="one", gpu=1, released=True),
     "two": Server(2, "one", drafts=False),
     "two-eager": Server(2, "one", drafts=False, more=("--disable-cuda-graph",), faults=("exchanged-rows", "stale-all-reduce")),
     "two-nextn": Server(2, "one"),
@@ -191,6 +194,15 @@ def models(folder: Path) -> None:
             (folder / "nvfp4" / name).write_bytes(file.read_bytes())
 
 
+def released(folder: Path) -> None:
+    """SGLang's package in ``folder/released``, without the patch of padding."""
+    package = Path(next(path for path in os.environ["PYTHONPATH"].split(os.pathsep) if Path(path, "sglang").is_dir()), "sglang")
+    shutil.copytree(package, folder / "released" / "sglang", copy_function=os.link, dirs_exist_ok=True)
+    module = folder / "released" / PADDING
+    module.unlink()
+    shutil.copy(package.parent / f"{PADDING}.released", module)
+
+
 def arguments(server: Server) -> list[str]:
     """The configuration's arguments, without those of :data:`NOT_ON_HOPPER`, and those of a server."""
     listed, kept = tomllib.loads(CONFIGURATION.read_text())["arguments"], []
@@ -207,10 +219,10 @@ def started(name: str, port: int, folder: Path, gpus: int) -> subprocess.Popen[b
     server = SERVERS[name]
     environment = {**os.environ, "SEEDED_DRAFTS": str(DRAFTS), "HF_HUB_OFFLINE": "1"}
     environment |= {"SEEDED_FAULT": str(folder / f"{name}.fault")} if server.faults else {}
-    environment |= {"COUNTED_PADDING": "1"} if server.mended else {}
+    environment |= {"PYTHONPATH": f"{folder / 'released'}:{os.environ['PYTHONPATH']}"} if server.released else {}
     environment |= {"OMP_NUM_THREADS": "1", "SGLANG_ENABLE_SPEC_V2": "True", "NCCL_P2P_LEVEL": "SYS", "NCCL_NVLS_ENABLE": "0"}
     if server.world == 1:
-        environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu % gpus)
+        environment |= one_gpu.alone(server.gpu % gpus)
     elif gpus < server.world:
         environment |= one_gpu.variables()
     argv = [sys.executable, str(HERE / "sglang_faults.py"), "--model-path", str(folder / server.model), "--host", "127.0.0.1"]
@@ -257,6 +269,8 @@ def main(folder: Path, names: list[str]) -> bool:
 
     folder.mkdir(parents=True, exist_ok=True)
     models(folder)
+    if any(SERVERS[name].released for name in names):
+        released(folder)
     compilers = Processes()
     compilers.start()
     gpus = torch.cuda.device_count() or 1

@@ -10,6 +10,7 @@ of 1 GB instead of a share of the memory, healthy and with seeded faults.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -69,47 +70,48 @@ def replaced(words: list[str], without: tuple[str, ...], more: tuple[str, ...]) 
     return [*kept, *more]
 
 
-def chat(text: str) -> dict[str, Any]:
+def chat(text: str, port: int = PORT) -> dict[str, Any]:
     """A message's answer, with the tokens of its reasoning."""
     body = {"model": "small", "messages": [{"role": "user", "content": text}], "max_tokens": 48, "temperature": 0}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{PORT}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=200) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
 
 
-def started(folder: Path, world: int, name: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """The server as the configuration states it, with its caches in ``folder/caches``."""
+def started(folder: Path, world: int, name: str, caches: Path, port: int) -> tuple[subprocess.Popen[bytes], Path]:
+    """The server as the configuration states it."""
     words, environment = command(world)
     watched = folder / f"compiled-{name}"
     watched.mkdir(parents=True, exist_ok=True)
-    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "VLLM_CACHE_ROOT": "vllm"}
-    environment |= {variable: str(folder / "caches" / kind) for variable, kind in caches.items()}
-    environment |= {"CUDA_CACHE_PATH": str(folder / "caches" / "cuda"), "COMPILE_WATCH": str(watched)}
-    argv = [str(folder / "qwen35"), "--port", str(PORT), *words]
+    kinds = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "VLLM_CACHE_ROOT": "vllm"}
+    environment |= {variable: str(caches / kind) for variable, kind in kinds.items()}
+    environment |= {"CUDA_CACHE_PATH": str(caches / "cuda"), "COMPILE_WATCH": str(watched)}
+    environment |= {"SM120KIT_RECORD_TRITON": str(watched / "record")}
+    argv = [str(folder / "qwen35"), "--port", str(port), *words]
     return vllm_servers.launch(argv, environment, folder, name), watched
 
 
-def one_start(folder: Path, world: int, name: str, probe: bool) -> bool:
+def one_start(folder: Path, world: int, name: str, caches: Path, *, probe: bool = False, port: int = PORT) -> bool:
     """Start, answer, probe and end the server; what it compiled is in ``folder/compiled-NAME``."""
-    processes = compile_watch.Processes()
+    processes = compile_watch.Processes(folder / f"compiled-{name}")
     processes.start()
     begin = time.monotonic()
-    process, watched = started(folder, world, name)
+    process, watched = started(folder, world, name, caches, port)
     right = False
     try:
-        if vllm_servers.all_ready({name: process}, {name: PORT}, folder, 330):
+        if vllm_servers.all_ready({name: process}, {name: port}, folder, float(os.environ.get("READY_SECONDS", "330"))):
             ready = time.monotonic() - begin
-            answer = chat("what follows the third item")
+            answer = chat("what follows the third item", port)
             first = time.monotonic() - begin
             print(f"{name}: ready after {ready:.0f} s, first answer after {first:.0f} s: {json.dumps(answer)[:400]}")
-            vllm_servers.answers(PORT)
-            wrong, found = vllm_servers.probed(PORT, None, folder / f"{name}.verification.json") if probe else (False, [])
+            vllm_servers.answers(port)
+            wrong, found = vllm_servers.probed(port, None, folder / f"{name}.verification.json") if probe else (False, [])
             print(f"{name}: {'wrong' if wrong else 'none wrong'}", *found, sep="\n    ")
             right = not wrong
-            print(f"{name}: {vllm_servers.accepted(PORT)}")
+            print(f"{name}: {vllm_servers.accepted(port)}")
         for line in vllm_servers.log_lines(folder, name, STATED)[:60]:
             print("    ", line[:260])
     finally:
@@ -141,8 +143,9 @@ def main(folder: Path, world: int, faults: bool) -> bool:
     if faults:
         return with_faults(folder, world)
     print("arguments:", " ".join(command(world)[0]), flush=True)
-    shutil.rmtree(folder / "caches", ignore_errors=True)
-    return one_start(folder, world, "cold", True) and one_start(folder, world, "warm", False)
+    caches = folder / "caches"
+    shutil.rmtree(caches, ignore_errors=True)
+    return one_start(folder, world, "cold", caches, probe=True) and one_start(folder, world, "warm", caches)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 PROMPTS, TOKENS, TOGETHER, TOP = 32, 24, 8, 5
 ASKED = 6
 """Servers that compute at once: under MPS, kernels of ranks that wait for each other stay on the GPU."""
+GRACE_SECONDS = 15
 TIE_NATS = 0.01
 """In float32, two tokens whose log-probabilities differ by less may change places. In bfloat16 answers are not judged."""
 NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2}'
@@ -154,8 +155,15 @@ def seedable(folder: Path, name: str, server: Server) -> dict[str, str]:
     return {"SEEDED_FAULT": str(folder / f"{name}.fault"), "VLLM_SERVER_DEV_MODE": "1"} if server.faults else {}
 
 
-def end(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """End servers and all that they started."""
+def end(processes: Mapping[str, subprocess.Popen[bytes]], grace: float = 0) -> None:
+    """End servers and all that they started. With grace (s), ask them before: a client of MPS that is killed at work can end
+    all others."""
+    until = time.monotonic() + grace
+    for process in processes.values() if grace else ():
+        process.terminate()
+    for process in processes.values() if grace else ():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, until - time.monotonic()))
     for process in processes.values():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -168,7 +176,7 @@ def started(name: str, port: int, folder: Path, world: int, gpus: int) -> subpro
     server = SERVERS[name]
     environment = {**server.environment, **seedable(folder, name, server)}
     if server.gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(server.gpu % gpus)
+        environment |= one_gpu.alone(server.gpu % gpus)
     elif gpus < world:
         environment |= one_gpu.variables(gpus)
     argv = [str(folder / server.model), "--port", str(port), "--dtype", server.dtype]
@@ -439,7 +447,7 @@ class Run:
                 self.say(f"{name}: {error!r}")
             finally:
                 self.done[name].set()
-                end({name: self.processes[name]} if several and name in self.processes else {})
+                end({name: self.processes[name]} if several and name in self.processes else {}, GRACE_SECONDS)
 
     def all(self, listening: Listening, *, reads: bool) -> bool:
         """Whether all is as expected; the servers end."""
@@ -449,7 +457,7 @@ class Run:
             with ThreadPoolExecutor(len(self.ports)) as pool:
                 list(pool.map(lambda name: self.one(name, seconds, listening, reads), self.ports))
         finally:
-            end(self.processes)
+            end(self.processes, GRACE_SECONDS)
         return self.right
 
 
