@@ -678,8 +678,9 @@ def test_an_empty_log_has_no_text_for_an_issue() -> None:
 SITE = "/usr/lib/python3.12/site-packages"
 KEYWORD = "{}() got an unexpected keyword argument 'x'"
 MISSING = "GlmDecoderLayer.forward() missing 1 required positional argument: 'y'"
-SCALE = "NVFP4 weight_scale for layer 'lm_head' was never loaded (still NaN)"
+SCALE = "NVFP4 weight_scale for layer 'parallel_lm_head' was never loaded (still NaN)"
 COMPILED = "/root/.cache/vllm/torch_compile_cache/a/inductor_cache/x4/c.py"
+ASKED = "No valid attention backend found for cuda with AttentionSelectorConfig(kv_cache_dtype={}). Reasons: {{A: [{}]}}."
 
 
 @pytest.mark.parametrize(
@@ -694,11 +695,21 @@ COMPILED = "/root/.cache/vllm/torch_compile_cache/a/inductor_cache/x4/c.py"
         ("torch 2.12.0+cu130, triton 3.7.0", "RuntimeError: PassManager::run failed", "triton-370-pass-manager"),
         ("torch 2.9.0, triton 3.5.0", "RuntimeError: PassManager::run failed", ""),
         ("speculative_config=SpeculativeConfig(method='mtp')", f"RuntimeError: {SCALE}", "drafter-scale-not-loaded"),
+        ('--speculative-config {"method":"qwen3_next_mtp"}', f"RuntimeError: {SCALE}", "drafter-scale-not-loaded"),
+        ("speculative_config=SpeculativeConfig(method='ngram')", f"RuntimeError: {SCALE}", ""),
+        ("SpeculativeConfig(method='mtp')", f"RuntimeError: {SCALE.replace('parallel_', '')}", ""),
+        (f"{SITE}/vllm/model_loader/utils.py", f"TypeError: {KEYWORD.format('MyForCausalLM.__init__')}", ""),
         ("", "draft: unexpected weight 'mtp.0.w1.scale' -> 'stages.0.w1.scale_inv'", "drafter-weight-unexpected"),
+        ("", "WARNING draft: unexpected weight 'rotary.inv_freq'", ""),
+        ("", ASKED.format("fp8", "kv_cache_dtype not supported"), "attention-none-kv-dtype"),
+        ("", ASKED.format("auto", "head_size not supported"), "attention-none"),
         ("", "RuntimeError: Triton Error [CUDA]: operation not permitted", "triton-not-permitted"),
         ("", "CUDA error (w/csrc/combine.cu:201): invalid configuration argument", "kernel-launch-configuration"),
         (COMPILED, "AssertionError: expected size 328==82", "compile-cache-stale"),
         ("/tmp/torchinductor_root/x4/c.py", "KeyError: 'arg12_1'", "compile-cache-stale"),
+        (COMPILED, "ValueError: not enough values to unpack (expected 24, got 22)", "compile-cache-stale"),
+        (COMPILED, "RuntimeError: the op of a library failed", ""),
+        (f'{COMPILED}", line 9, in call\n  File "{SITE}/flashinfer/gemm.py', "AssertionError: hidden size", ""),
     ],
 )
 def test_causes_that_more_than_one_line_shows(before: str, error: str, found: str) -> None:
@@ -729,6 +740,10 @@ def test_spellings_that_an_engine_may_accept_are_not_called_unknown(given: str) 
     assert not explanation.known and given in explanation.errors[0].line
 
 
+def test_an_option_after_a_blank_is_not_called_unknown() -> None:
+    assert ids(explain(REFUSED.format("vllm serve", " --port 8000"))) == ["option-after-blank"]
+
+
 @pytest.mark.parametrize("given", ["serve org/Model-NVFP4", "vllm serve m --port 1", "python3 -m sglang.launch_server"])
 def test_a_repeated_command_is_no_unknown_option(given: str) -> None:
     assert ids(explain(REFUSED.format("vllm serve", given))) == ["command-repeated"]
@@ -753,6 +768,25 @@ def test_a_late_timeout_is_the_consequence_of_an_earlier_error() -> None:
     (match,) = explanation.found
     assert match.kind is Kind.CONSEQUENCE and not match.fixes and not explanation.known
     assert [error.number for error in explanation.errors] == [1]
+
+
+@pytest.mark.parametrize("time", ["10-01 23:02:10", "10-02 08:30:00", "2026-10-01 08:02:10"])
+def test_a_compilation_long_before_a_timeout_or_after_it_is_not_its_cause(time: str) -> None:
+    stall = STALL.replace("WARNING", f"WARNING {time}")
+    assert ids(explain(stall + WATCHDOG)) == ids(explain(WATCHDOG + STALL)) == ["nccl-watchdog"]
+    assert ids(explain(STALL.replace("WARNING", "WARNING 10-02 07:52:00") + WATCHDOG)) == ["nccl-watchdog-after-compilation"]
+
+
+DEAD = "(APIServer pid=1) ERROR EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+REFUSAL = "(APIServer pid=1) ERROR 10-02 03:15:10 [serving.py:13] ValueError: the flux of this request is odd\n"
+
+
+def test_late_failures_follow_the_end_of_the_engine_and_errors_of_ranks_only() -> None:
+    assert [match.kind for match in explain(DEAD + WATCHDOG).found] == [Kind.CONSEQUENCE] * 2
+    assert [match.kind for match in explain(WATCHDOG + DEAD + WATCHDOG).found] == [Kind.FAILURE, Kind.CONSEQUENCE]
+    assert [match.kind for match in explain(REFUSAL + WATCHDOG).found] == [Kind.FAILURE]
+    store = BY_ID["rendezvous-other-node"].sample
+    assert explain(store).known and not explain(f"(Worker_TP0 pid=2) ERROR ValueError: odd\n{store}").known
 
 
 STARTED = "(APIServer pid=1) INFO:     Application startup complete.\n"

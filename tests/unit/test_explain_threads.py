@@ -91,6 +91,7 @@ def test_answers_that_name_a_cause_are_right() -> None:
 
 
 REPORTED = {
+    "attention-none-kv-dtype",
     "command-repeated",
     "compile-cache-stale",
     "drafter-scale-not-loaded",
@@ -100,6 +101,7 @@ REPORTED = {
     "mixed-files-import",
     "nccl-watchdog-after-compilation",
     "oom-kill-cgroup",
+    "option-after-blank",
     "option-value",
     "triton-370-pass-manager",
     "unified-memory-guard",

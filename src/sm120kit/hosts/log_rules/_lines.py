@@ -20,7 +20,8 @@ LIBRARY = re.compile(
 TERMINAL = re.compile(r"\x1b\[[0-9;?]{0,40}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|\x08")
 """Terminal escape sequences: colours, cursor movements and titles."""
 _DEVICE = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.IGNORECASE)
-_TIME = re.compile(r"\b(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_TIME = re.compile(r"(?:\b(?:(\d{4})-)?(\d\d)-|\b[IWEF](\d\d))(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+"""As engines and torch's logger print it."""
 _PREFIX = re.compile(
     r"\s{0,80}(?:(?:\([^)\n]{0,80}\)|\[[^\]\n]{0,80}\]:?|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b:?|[-\d:.,TZ]{1,40})\s{1,8}){1,8}"
 )
@@ -73,6 +74,11 @@ def without_prefix(line: str) -> str:
     return line[match.end() :] if match else line
 
 
+def of_server(line: str) -> bool:
+    """Whether vLLM's API server printed a line, which is no rank."""
+    return "(APIServer" in line[:80]
+
+
 def shown(line: str) -> str:
     """The start of a line, without characters that control a terminal."""
     text = line[:KEPT_CHARACTERS].replace("\t", " ").strip(" \ufeff\r\x00")
@@ -90,6 +96,7 @@ def time_of(line: str, now: datetime) -> datetime | None:
     match = _TIME.search(line[:KEPT_CHARACTERS])
     with suppress(ValueError):  # no such day
         if match:
-            time = datetime(*(int(text) if text else now.year for text in match.groups()))  # type: ignore[arg-type]
+            year, *texts = match.groups()
+            time = datetime(int(year or now.year), *(int(text) for text in texts if text))  # type: ignore[arg-type]
             return time.replace(year=now.year - 1) if not match[1] and time > now + timedelta(days=1) else time
     return None

@@ -44,10 +44,11 @@ class Remedy:
 class Rule:
     """A line with a known cause. CONTRIBUTING.md has what each condition means.
 
-    ``late``: an earlier failure in the log is the cause, and this its consequence. ``options``: the line refuses options, for
-    which replacements are looked up. ``consequence`` is the effect of an error of the host, which doctor finds in the kernel
-    log by this rule; "" for all other lines. ``confidence``: ``confirmed`` by the source code that prints the line, or by
-    maintainers; ``reported`` by owners whose problem the fix solved; ``inferred``: the usual of several causes.
+    ``within``: a line with ``log`` is before it, at most so many seconds. ``late``: an earlier failure in the log is the cause,
+    and this its consequence. ``options``: the line refuses options, for which replacements are looked up. ``consequence`` is
+    the effect of an error of the host, which doctor finds in the kernel log by this rule; "" for all other lines.
+    ``confidence``: ``confirmed`` by the source code that prints the line, or by maintainers; ``reported`` by owners whose
+    problem the fix solved; ``inferred``: the usual of several causes.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Rule:
     any: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
+    within: int = 0
     unless: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
     frame: str = ""

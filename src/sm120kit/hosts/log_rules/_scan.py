@@ -21,6 +21,8 @@ FIRST_LINES, LAST_LINES = 4, 2
 """Numbers of first and last lines of each kind that are shown for an unexplained log."""
 TRACEBACK_LINES, FRAMES, MAX_GROUPS = 40, 4, 1000
 """Maximum numbers of lines between an exception and its innermost frames, of these frames, and of different findings."""
+_ONE_YEAR = datetime(2400, 12, 31)
+"""In which times of lines are compared, of which some have no year."""
 _DIGITS = str.maketrans("123456789", "0" * 9)
 
 
@@ -64,6 +66,8 @@ class _LogScan:
         self._unless = {rule.unless for rule in rules() if rule.unless}
         self._revoked: dict[tuple[tuple[str, ...], str], int] = {}
         """Number of the last line with the strings of a rule's ``unless``, by these and the device."""
+        self._timed = {text: "" for rule in rules() if rule.within for text in rule.log}
+        """The last line with each string of a rule that depends on how long ago it was."""
         self._versions: dict[str, str] = {}
         self._last_other = 0
         """Number of the last line that matches no rule for hangs."""
@@ -72,7 +76,7 @@ class _LogScan:
         self._kept: dict[str, dict[str, Candidate]] = defaultdict(dict)
         """The first and the last different lines of each kind that no rule matches."""
         self._answered = self._first_error = self._last_error = 0
-        """Numbers of the last line with an answer of the server, of the first and of the last unexplained error."""
+        """Numbers of the last line with an answer of the server, of the first unexplained error of a rank, and of the last."""
 
     def explanation(self, ended: bool, now: datetime) -> Explanation:
         """What is explained so far; parameters as in :func:`explain`."""
@@ -104,7 +108,7 @@ class _LogScan:
         return tuple(sorted(found, key=lambda line: line.number))
 
     def _matches(self, versions: Versions, ended: bool, now: datetime) -> list[RuleMatch]:
-        """What groups of lines match. A late failure is the consequence of an error before it."""
+        """What groups of lines match, in the order of their first lines."""
         matches: dict[str, RuleMatch] = {}
         for group in sorted(self._groups.values(), key=lambda group: group.number):
             for rule in group.rules:
@@ -113,15 +117,25 @@ class _LogScan:
                     found = filled(rule, group, versions)
                     matches[rule.id] = replace(before, count=before.count + group.count) if before else found
                     break
-        failures = [match for match in matches.values() if match.kind in (Kind.FAILURE, Kind.GENERAL) and not match.rule.late]
-        earliest = min(filter(None, (self._first_error, *(match.number for match in failures))), default=self._number)
-        cause = f"The error in line {earliest} is before it; this is its consequence."
-        return [
-            replace(match, kind=Kind.CONSEQUENCE, cause=cause, fixes=())
-            if match.rule.late and match.number > earliest
-            else match
-            for match in matches.values()
-        ]
+        return [*self._with_consequences(sorted(matches.values(), key=lambda match: match.number))]
+
+    def _with_consequences(self, matches: Sequence[RuleMatch]) -> Iterator[RuleMatch]:
+        """Matches in their order; late failures are consequences of an error before them.
+
+        Not of one of vLLM's API server, which serves on and takes part in no collective, but for what states that the engine
+        ended; and that may be a consequence of a timeout before it.
+        """
+        error, timeout = self._first_error, False
+        for match in matches:
+            if match.rule.late:
+                timeout = timeout or not 0 < error < match.number
+                cause = f"The error in line {error} is before it; this is its consequence."
+                yield replace(match, kind=Kind.CONSEQUENCE, cause=cause, fixes=()) if 0 < error < match.number else match
+                continue
+            failed = match.kind in (Kind.FAILURE, Kind.GENERAL) and not _lines.of_server(match.line)
+            if failed or (match.kind is Kind.CONSEQUENCE and not timeout):
+                error = min(error or match.number, match.number)
+            yield match
 
     def match(self, lines: Sequence[str]) -> None:
         """Match lines."""
@@ -144,12 +158,14 @@ class _LogScan:
         for unless in self._unless:
             if found.issuperset(unless) and in_order(unless, lowered):
                 self._revoked[unless, _lines.device(lowered)] = self._number
+        for text in self._timed.keys() & found:
+            self._timed[text] = line
         if KINDS.match("answered", line, found):
             self._answered = self._number
 
     def _match_line(self, line: str, lowered: str, found: frozenset[str]) -> None:
         frames = "\n".join([frame for number, frame in self._frames if number >= self._number - TRACEBACK_LINES])
-        rules = matching(line, lowered, found, frames)
+        rules = tuple(rule for rule in matching(line, lowered, found, frames) if not rule.within or self._follows(rule, line))
         if any(rule.kind is Kind.GENERAL for rule in rules) and _lines.lower(line):
             rules = tuple(rule for rule in rules if rule.kind is not Kind.GENERAL)
         if not (any(rule.kind is Kind.HANG for rule in rules) or KINDS.match("watched", line, found)):
@@ -163,6 +179,14 @@ class _LogScan:
             self._add(rules, line, frames)
         elif not frame and not KINDS.match("noise", line, found):
             self._add_unexplained(line, found)
+
+    def _follows(self, rule: Rule, line: str) -> bool:
+        """Whether a line with one of a rule's ``log`` is before this one, at most ``within`` seconds if both have a time."""
+        before = [self._timed[text] for text in rule.log if self._timed[text]]
+        found = (_lines.time_of(each, _ONE_YEAR) for each in (*before[-1:], line))
+        times = [time.replace(year=_ONE_YEAR.year) for time in found if time]
+        ago = times[1] - times[0] if len(times) == 2 else timedelta(0)
+        return bool(before) and timedelta(0) <= ago <= timedelta(seconds=rule.within)
 
     def _add(self, rules: tuple[Rule, ...], line: str, frames: str) -> None:
         key = (*[rule.id for rule in rules], _lines.device(line) if any(rule.unless for rule in rules) else "")
@@ -182,7 +206,8 @@ class _LogScan:
         if len(kept) > FIRST_LINES + LAST_LINES:
             del kept[[*kept][FIRST_LINES]]
         if kind in ("raised", "error"):
-            self._first_error, self._last_error = self._first_error or self._number, self._number
+            self._last_error = self._number
+            self._first_error = self._first_error or (0 if _lines.of_server(line) else self._number)
 
     def _applies(self, rule: Rule, group: LineGroup, versions: Versions, ended: bool, now: datetime) -> bool:
         """Whether the conditions of a rule beyond its line hold."""
