@@ -114,6 +114,26 @@ def test_what_vllm_rejects_is_rejected(argv: list[str], message: str) -> None:
     assert message in rejection(recorded("vllm-0.33.0"), argv)
 
 
+SHARES = (
+    *(("vllm-0.33.0", option) for option in ("--gpu-memory-utilization", "--gpu_memory_util", "--device-memory-utilization")),
+    ("vllm-0.19.1", "--gpu-memory-utilization"),
+    ("sglang-0.5.11", "--mem-fraction-static"),
+    ("sglang-0.5.23", "--mem-fraction-static"),
+)
+
+
+@pytest.mark.parametrize(("recipe", "option"), SHARES)
+def test_share_of_memory_is_above_0_and_at_most_1(recipe: str, option: str, tmp_path: Path) -> None:
+    for share in ("-5", "0", "-0.0", "nan", "inf", "1.01", "5e-324x"):
+        assert share in rejection(recorded(recipe), [option, share])
+    file = str(with_arguments(tmp_path, recipe, [option, "nan"]))
+    for command in (["config", "check", file], ["serve", file, "--print"], ["plan", file]):
+        result = CliRunner().invoke(app, command)
+        assert isinstance(result.exception, BadInput) and result.stdout == "" and result.exception.hint
+        assert all(text in result.exception.message for text in (file, "'nan'", "at most 1"))
+    assert [rejection(recorded(recipe), [option, share]) for share in ("1", "1e-3", ".9", "0.90")] == [""] * 4
+
+
 @pytest.mark.parametrize("argv", [["--trust_remote_code"], ["-O3"], ["--speculative-config.method", "mtp"]])
 def test_spellings_of_vllm_are_not_those_of_sglang(argv: list[str]) -> None:
     assert rejection(recorded("sglang-0.5.23"), ["--model-path", "x", *argv])
