@@ -250,6 +250,33 @@ def test_directory_is_read_in_the_order_of_its_series_or_by_name(tmp_path: Path,
     assert [patch.file.name for patch in read_local([directory], DEFAULT)] == ["b.patch", "a.diff"]
 
 
+def test_directory_is_imported_in_its_order_all_or_nothing(site: Site) -> None:
+    """The second diff applies above the first one only."""
+    directory = site.root / "several"
+    directory.mkdir()
+    first = changed(KERNEL, 10, "ten\n")
+    second = first.replace("ten\n", "TEN\n")
+    (directory / "b.patch").write_bytes(site.patches.diff({LAYERS: KERNEL}, {LAYERS: first}, ""))
+    (directory / "a.diff").write_bytes(site.patches.diff({LAYERS: first}, {LAYERS: second}, ""))
+    words = ["patch", "import", str(directory), "--recipe", "vllm-7.0", "--offline", "--mirror", str(site.mirror)]
+    words += ["--state", str(site.root / "state")]
+    before = site.contents()
+    assert isinstance(CliRunner().invoke(app, words).exception, PatchConflict) and site.contents() == before
+    (directory / "series").write_text("b.patch\na.diff\n")
+    assert isinstance(CliRunner().invoke(app, [*words, "--name", "mine"]).exception, BadInput) and site.contents() == before
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.exception
+    assert (site.data / "patches/vllm/series").read_text().split()[-2:] == ["b", "a"]
+    assert {file.name for file in site.contents().keys() - before.keys()} == {"a.patch", "b.patch"}
+
+
+@pytest.mark.parametrize("command", ["patch check", "patch status", "build", "recipe check"])
+def test_patch_instead_of_a_recipe_is_named(command: str, site: Site) -> None:
+    for file in (site.diff("mine.patch", LAYERS, 5), Path("mine.diff")):
+        refused = CliRunner().invoke(app, [*command.split(), str(file), "--offline"]).exception
+        assert isinstance(refused, BadInput) and f"{file} is a patch" in refused.message and "patch import" in refused.hint
+
+
 def test_command_plans_local_patches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120KIT_STATE", str(site.root / "state"))
     patch = site.diff("mine.diff", LAYERS, 25)

@@ -193,7 +193,9 @@ class ImportOptions:
 
 
 def import_(
-    source: Annotated[str, argument("SOURCE", "A diff, mail or mailbox; or a pull request, owner/project#123.")],
+    source: Annotated[
+        str, argument("SOURCE", "A diff, mail or mailbox, or a directory of them; or a pull request, owner/project#123.")
+    ],
     *,
     target: ImportOptions,
     sources: Sources,
@@ -202,8 +204,9 @@ def import_(
     """Make patch files of a diff, mail or pull request.
 
     What `git apply` or `patch -p1` takes is applied to the recipe's patched source and appended to the series of its project,
-    for that version; of a mailbox, every patch or none. Tests and documentation that the source does not have are left out.
-    Missing trailers are added as placeholders, which `sm120kit patch check` reports. No file is replaced.
+    for that version; of several, every patch or none. A directory stands for the files of its `series`, or by name. Tests and
+    documentation that the source does not have are left out. Missing trailers are added as placeholders, which
+    `sm120kit patch check` reports. No file is replaced.
     """
     root, options = writable_data_root() / PATCHES, sources.run_options()
     foreign = patches.of_the_source(read_source(Path(source), options.origin))

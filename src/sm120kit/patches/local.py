@@ -106,12 +106,17 @@ def _received(url: str, origin: Origin) -> bytes:
 
 
 def read_source(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
-    """Read the patches of a file, of ``-`` (standard input), or of a pull request ``owner/project#123`` if no file is so named.
+    """Read the patches of a file, of ``-`` (standard input), or of what :func:`read_local` takes.
 
     Raises:
-        BadInput: see :func:`sm120kit.patches.mails.read_diffs`.
+        BadInput: see :func:`sm120kit.patches.mails.read_diffs`, :func:`read_local`.
         FetchFailed, OfflineMiss: see :func:`pull_request`.
     """
+    return read_local([path], origin) if path.is_dir() else _read(path, origin)
+
+
+def _read(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
+    """The patches of a file, or of a pull request if no file is so named."""
     if str(path) == "-":
         path = Path("/dev/stdin")
     return (() if path.exists() else pull_request(str(path), origin)) or read_diffs(path)
@@ -128,9 +133,9 @@ def read_local(paths: Sequence[Path], origin: Origin) -> tuple[ForeignPatch, ...
     """
     files = [file for path in paths for file in (_listed(path) if path.is_dir() else (path,))]
     if len(files) > MAX_FILES:
-        raise BadInput(f"{len(files)} patch files; at most {MAX_FILES} are applied", "name fewer with --patch")
+        raise BadInput(f"{len(files)} patch files; at most {MAX_FILES} are taken", "name fewer")
     found: dict[bytes, ForeignPatch] = {}
-    for patch in (patch for file in files for patch in read_source(file, origin)):
+    for patch in (patch for file in files for patch in _read(file, origin)):
         if (first := found.setdefault(patch.diff, patch)) is not patch:
             raise BadInput(f"{patch.file} has the same diff as {first.file}", "name each patch once")
     return tuple(found.values())
@@ -153,7 +158,7 @@ def _text(series: Path) -> str:
     try:
         return read_found(series).decode(errors="replace")
     except OSError as error:
-        raise BadInput(f"{series}: {error.strerror}", "name the files with --patch") from error
+        raise BadInput(f"{series}: {error.strerror}", "name its files one by one") from error
 
 
 def apply_local(patches: Sequence[ForeignPatch], trees: Sequence[PatchedTree]) -> tuple[PatchedTree, ...]:

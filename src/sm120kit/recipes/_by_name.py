@@ -73,6 +73,11 @@ def locate(name: str) -> Path:
         NotFound: no such recipe; the hint lists the recipes.
         BadInput: a recipe of that engine is not well-formed.
     """
+    if name.endswith((".patch", ".diff")):
+        hint = (
+            "name a recipe (`sm120kit recipe list`); `sm120kit patch import` makes a patch of a file, and --patch applies one"
+        )
+        raise BadInput(f"{name} is a patch, not a recipe", hint)
     if name.endswith(".toml") or "/" in name:
         path = Path(name)
         if why := file_problem(path):
