@@ -16,6 +16,7 @@ BLOCKS = [{"attention": {"n_heads_in_group": 2, "no_op": False, "window_length":
     {"attention": {"replace_with_linear": True}},
 ]
 MLA = PLAIN | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+V4 = PLAIN | {"head_dim": 512, "sliding_window": 128, "index_head_dim": 128}
 LATENT, PAIR = 4 * 576, 2 * 2 * 32
 """Elements per token of four layers of MLA, and of one layer of ``PLAIN``."""
 
@@ -188,9 +189,20 @@ IRREGULAR: dict[str, Any] = {
         (PLAIN | {"attention_chunk_size": 128, "layer_types": ["full_attention"] * 4}, "contradict"),
         (PLAIN | {"block_configs": BLOCKS[:3]}, "block_configs"),
         (PLAIN | {"block_configs": [*BLOCKS[:3], {"attention": {"n_heads_in_group": 2, "window_length": 9}}]}, "window_l"),
+        (V4 | {"compress_ratios": [0, 4, 128]}, "compress_ratios"),
+        (V4 | {"compress_ratios": [0, 4, 64, 0]}, "compress_ratios"),
+        (V4 | {"compress_ratios": [0, 1, 2, 0], "kv_source_layer_ids": [0]}, "compress_ratios"),
         *((PLAIN | {key: value}, key) for key, value in IRREGULAR.items()),
     ],
 )
 def test_unknown_with_the_reason(config: dict[str, Any], why: str) -> None:
     found, reason = kv_cache(config)
     assert found is None and why in reason
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("sliding_window_pattern", -3), ("sliding_window_pattern", 2.5), ("full_attn_idxs", {"a": 1})]
+)
+def test_kinds_of_layers_of_another_form_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=key):
+        kv_cache(WINDOWED | {key: value})

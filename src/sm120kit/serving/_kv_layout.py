@@ -85,6 +85,7 @@ _FORMS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("linear_attn_config", "attn_config", "sparse_attention_config"), dict),
     **dict.fromkeys(("compress_ratios", "no_rope_layers", "hybrid_layer_pattern", "full_attn_layers"), list),
     **dict.fromkeys(("block_configs", "indexer_types", "kv_source_layer_ids", "sparse_attention_freq"), list),
+    **dict.fromkeys(("full_attn_idxs", "attn_layer_indices"), list),
 }
 """What is at keys that are no numbers or texts, if anything."""
 
@@ -218,12 +219,11 @@ def _stated_kinds(config: _Config, layers: int) -> Iterator[tuple[str, tuple[str
         yield "attn_layer_period", _every(layers, period, config.number("attn_layer_offset"), FULL, STATE)
     if config.get("attention_chunk_size"):
         yield from _chunked(config, layers)
-    pattern, other = (config.get(key) for key in ("sliding_window_pattern", "_sliding_window_pattern"))
-    pattern = pattern or other
-    if isinstance(pattern, str):  # EXAONE 4: LLLG
-        yield "sliding_window_pattern", _named("sliding_window_pattern", (pattern * layers)[:layers])
-    elif pattern and not config.get("layer_types"):
-        yield "sliding_window_pattern", _every(layers, pattern, pattern - 1, FULL, WINDOW)
+    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+        if isinstance(pattern := config.get(key), str):  # EXAONE 4: LLLG
+            yield key, _named(key, (pattern * layers)[:layers])
+        elif (period := config.number(key, limit=LAYER_LIMIT)) and not config.get("layer_types"):
+            yield key, _every(layers, period, period - 1, FULL, WINDOW)
 
 
 def _chunked(config: _Config, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -259,10 +259,16 @@ V4_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 12
 """DeepSeek-V4's kinds of layers, and the tokens of which they keep one vector."""
 
 
+_RATIOS = "config.json has compress_ratios that sm120kit does not interpret"
+
+
 def _alike(config: _Config, layers: int) -> tuple[str, ...]:
     """The kinds of layers that no list has: all alike, but for Qwen2's first layers without a window."""
     if ratios := config.get("compress_ratios"):
-        return tuple(next((kind for kind, rate in V4_RATES.items() if rate == ratio), WINDOW) for ratio in ratios[:layers])
+        kinds = {0: WINDOW, **{rate: kind for kind, rate in V4_RATES.items()}}
+        if len(ratios) < layers or (config.get("kv_source_layer_ids") is None and not {*ratios} <= kinds.keys()):
+            raise _Unknown(_RATIOS)
+        return tuple(kinds.get(ratio, WINDOW) for ratio in ratios[:layers])
     if config.get("state_size"):
         return (STATE,) * layers
     if config.get("mamba_n_heads") and config.get("model_type") == "falcon_h1":
@@ -439,7 +445,9 @@ def _deepseek_v41(config: _Config, layer: int, sources: list[int]) -> Iterator[V
     config.read.update(("index_source_layer_ids", "candidate_block_size", *_V4_OTHERS))
     yield Vectors(1, V4_BYTES, config.number("sliding_window"), element=1)
     if layer in sources:
-        rate, key = config["compress_ratios"][layer], config.number("index_head_dim")
+        rates, key = dict(enumerate(config["compress_ratios"])), config.number("index_head_dim")
+        if not (rate := count({"compress_ratios": rates.get(layer)}, "compress_ratios", TOKEN_LIMIT)):
+            raise _Unknown(_RATIOS)
         yield Vectors(1, V4_BYTES, tokens=rate, element=1)
         yield Vectors(1, key + 4 * math.ceil(key / 128), tokens=rate, element=1)
 
