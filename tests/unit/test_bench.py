@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from typer.testing import CliRunner
 
-from sm120kit.bench import bench_environment, compare_results, result_file, workload
+from sm120kit.bench import bench_environment, compare_results, result_export, result_file, workload
 from sm120kit.bench._metrics import Acceptance
 from sm120kit.bench.figures import summary as figures_of
 from sm120kit.bench.result_file import Environment, Machine, MeasuredCase, Result, Served
 from sm120kit.bench.sample import Exchange, Sample, parse_sample
 from sm120kit.bench.sse import Reader, ServerSentEvent
+from sm120kit.cli import app
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, NotComparable, NotFound
 from sm120kit.core.urls import is_loopback
@@ -390,6 +392,19 @@ def test_other_files_are_refused_as_results(tmp_path: Path, text: str) -> None:
         result_file.read(tmp_path / "r.json")
     with pytest.raises(BadInput, match="none"):
         result_file.read(tmp_path / "none")
+
+
+@pytest.mark.parametrize("kind", [".csv", ".benchy.csv", ".benchy.json", ".md", "of vllm bench serve"])
+def test_exports_and_files_of_other_benchmarks_are_refused_with_the_remedy(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / f"result{kind}"
+    named = [("r", result_of(measured(steady(0, 1.0, 0.1, 11))))]
+    file.write_text(
+        result_export.KINDS[kind](named) if kind in result_export.KINDS else '{"request_rate": 0.3, "completed": 9}'
+    )
+    for command in ("show", "compare"):
+        refused = CliRunner().invoke(app, ["bench", command, *[str(file)] * 2]).exception
+        assert isinstance(refused, BadInput) and str(file) in refused.message
+        assert "sm120kit bench run" in refused.hint and "not read" in refused.hint
 
 
 def test_published_schema_is_current() -> None:

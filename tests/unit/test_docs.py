@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
@@ -143,6 +144,35 @@ def test_commands_are_parsed(page: Path) -> None:
         except _click.exceptions.UsageError as error:
             lacks = isinstance(error, (_click.exceptions.MissingParameter, _click.exceptions.NoArgsIsHelpError))
             assert lacks and not pasted, f"{page.name}: {line}: {error.format_message()}"
+
+
+SAID = re.compile(r"`(sm120kit [a-z][^`]*)`|: (sm120kit(?: [a-z][a-z-]*){1,2})")
+VERBS = ("did", "plans", "reads")
+"""What a sentence says of sm120kit itself."""
+
+
+def said(path: Path) -> Iterator[str]:
+    """The commands in the texts of a file; what an f-string puts in is 1."""
+    found = [path.read_text()] if path.suffix == ".toml" else []
+    for node in ast.walk(ast.parse(path.read_text())) if path.suffix == ".py" else ():
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in parts))
+    yield from (" ".join((quoted or plain).split()) for text in found for quoted, plain in SAID.findall(text))
+
+
+def test_commands_in_messages_and_help_exist() -> None:
+    """Quoted ones with their options, others by their names."""
+    paths = [*(ROOT / "src").glob("sm1*/**/*.py"), *(ROOT / "src" / "sm120kit").glob("**/*.toml")]
+    lines = {line: path for path in paths for line in said(path) if line.split()[1] not in VERBS}
+    wrong = []
+    for line, path in lines.items():
+        try:
+            parse(shlex.split(line.replace("[", "").replace("]", "").replace("...", ""))[1:])
+        except (_click.exceptions.MissingParameter, _click.exceptions.NoArgsIsHelpError):
+            pass  # of a command that exists
+        except _click.exceptions.UsageError as error:
+            wrong.append(f"{path.name}: {line}: {error.format_message()}")
+    assert wrong == [] and len(lines) > 50
 
 
 class TestPageBlocks:

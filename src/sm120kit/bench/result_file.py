@@ -144,7 +144,7 @@ def read(path: Path) -> Result:
     Raises:
         BadInput: the file is missing, not a result, or of a newer format.
     """
-    hint = "name a file that bench run wrote"
+    hint = "name a file that `sm120kit bench run` wrote; exports of `bench show` and files of other benchmarks are not read"
     try:
         content = parse_json(read_input(path))
         version = content.get("format") if isinstance(content, dict) else None
