@@ -3,8 +3,9 @@
 NCCL allows it from 2.30 on: ``NCCL_LIBRARY`` names its ``libnccl.so.2``, which is loaded in the place of PyTorch's. Without it,
 gloo takes the place of NCCL in vLLM. vLLM's ranks take the GPUs in turn, SGLang's are all on GPU 0. Ranks wait for each other
 in kernels. Without MPS they take turns, which is slow; under MPS their blocks can fill the GPU, and those that they wait for
-do not start (seen: 40 ranks of vLLM and all else stood still), unless each may use a twentieth of it and there are twenty
-(``RANKS_GPU_PERCENT``). Servers of one rank are no clients of MPS (:func:`alone`): a fault of one client ends all.
+do not start. Seen to stand still: 40 ranks of vLLM, and three servers of four ranks that may each use a quarter of the GPU
+(``RANKS_GPU_PERCENT``), when one loaded its model. One such server at a time answers. Servers of one rank are no clients of
+MPS (:func:`alone`): a fault of one client ends all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def variables(gpus: int = 1) -> dict[str, str]:
     if not (library := os.environ.get("NCCL_LIBRARY", "")):
         return visible | {"RANKS_SHARE_GPU": "gloo", "VLLM_DISABLE_PYNCCL": "1"}
     shared = visible | {"RANKS_SHARE_GPU": "nccl", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
-    shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = os.environ.get("RANKS_GPU_PERCENT", "5")
+    shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = os.environ.get("RANKS_GPU_PERCENT", "25")
     return shared | {"LD_PRELOAD": library, "VLLM_NCCL_SO_PATH": library, "SGLANG_NCCL_SO_PATH": library}
 
 

@@ -342,7 +342,7 @@ class Run:
     def __init__(self, folder: Path, servers: Mapping[str, Any], ports: Mapping[str, int], begin: Begin) -> None:
         self.folder, self.servers, self.ports = folder, servers, ports
         self.since, self.right, self.lock = time.monotonic(), True, threading.RLock()
-        self.asked, self.several = threading.Semaphore(ASKED), threading.Semaphore(int(os.environ.get("SEVERAL", "4")))
+        self.asked, self.several = threading.Semaphore(ASKED), threading.Semaphore(int(os.environ.get("SEVERAL", "1")))
         self.begin = begin
         self.done = {name: threading.Event() for name in ports}
         self.alive: set[str] = set()
