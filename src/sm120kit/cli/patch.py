@@ -24,7 +24,7 @@ from sm120kit.core.data_roots import data_root, top_root, user_repository, writa
 from sm120kit.core.errors import PatchConflict
 from sm120kit.patches import rebase as rebasing
 from sm120kit.patches.checkout import OVERRIDES, PATCHES
-from sm120kit.patches.local import read_source
+from sm120kit.patches.local import read_local, read_source
 from sm120kit.patches.patch_records import PatchState
 from sm120kit.patches.series import wanted
 from sm120kit.recipes.default_recipes import unproven
@@ -193,9 +193,7 @@ class ImportOptions:
 
 
 def import_(
-    source: Annotated[
-        str, argument("SOURCE", "A diff, mail or mailbox, or a directory of them; or a pull request, owner/project#123.")
-    ],
+    source: Annotated[str, argument("SOURCE", "A file or directory of diffs or mails; or a pull request, owner/project#123.")],
     *,
     target: ImportOptions,
     sources: Sources,
@@ -209,7 +207,9 @@ def import_(
     `sm120kit patch check` reports. No file is replaced.
     """
     root, options = writable_data_root() / PATCHES, sources.run_options()
-    foreign = patches.of_the_source(read_source(Path(source), options.origin))
+    given = Path(source)
+    read = read_local([given], options.origin) if given.is_dir() else read_source(given, options.origin)
+    foreign = patches.of_the_source(read)
     place = patches.ImportTarget(target.project, target.name, target.strip, target.directory)
     found = source_with(resolve(target.recipe, options), foreign[0], place)
     imported = patches.import_patches(foreign, found.tree, place, root)

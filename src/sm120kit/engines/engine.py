@@ -292,16 +292,6 @@ def adapter(text: str, *keys: str, json_only: bool = False) -> None:
         raise ArgumentTypeError(f"{text[:80]!r} is not a JSON object with {' and '.join(keys)}")
 
 
-def share(text: str) -> None:
-    """Require a share of the memory.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not above 0 and at most 1.
-    """
-    if not 0 < float(text) <= 1:
-        raise ArgumentTypeError(f"{text[:80]!r} is not above 0 and at most 1")
-
-
 def assigned(file: Path, name: str) -> ast.expr | None:
     """The last value that a Python file assigns to a name at its top level."""
     found = None

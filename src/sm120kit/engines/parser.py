@@ -169,11 +169,17 @@ def _parser(record: ParserRecord) -> _Parser:
 def _converter(engine: engines.Engine, option: Option) -> Callable[[str], object]:
     """A function that raises for a value which the engine refuses, by the option's name or by its type, if that is known."""
     outer, _, made_with = option.type.partition(" ")
-    known = {**_TYPES, **engine.types}
+    known = {**_TYPES, **dict.fromkeys(engine.options.get("memory_share", ()), _share), **engine.types}
     convert = known.get(option.names[0]) or known.get(made_with or outer, str)
     if option.keys is not None:
         convert = partial(_object, known=option.keys, convert=convert)
     return partial(_value, convert=convert) if outer in engine.optional_types else convert
+
+
+def _share(text: str) -> None:
+    """A share of the memory (vLLM: config/cache.py); SGLang starts with others, without memory or with more than there is."""
+    if not 0 < float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not above 0 and at most 1")
 
 
 def _value(text: str, convert: Callable[[str], object]) -> object:

@@ -23,7 +23,6 @@ from sm120kit.engines.engine import (
     adapter,
     assigned,
     function,
-    share,
     tested_texts,
     texts,
 )
@@ -207,7 +206,6 @@ SGLANG = Sglang(
         "human_readable_int": _integer,
         "json_list_type": parse_json,
         "parse_cuda_graph_config_arg": _phases,
-        "--mem-fraction-static": share,  # it starts with others, and has no memory for a cache, or more than there is
         "--json-model-override-args": _overrides,  # srt/configs/model_config.py: they update those of config.json
         "--lora-paths": lambda text: adapter(text.strip(), "lora_name", "lora_path"),  # srt/arg_groups/argparse_actions.py
     },

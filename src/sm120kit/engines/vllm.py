@@ -24,7 +24,6 @@ from sm120kit.engines.engine import (
     Node,
     adapter,
     assigned,
-    share,
     tested_texts,
     texts,
 )
@@ -368,7 +367,6 @@ VLLM = Vllm(
         "<lambda>": lambda text: text.lower().replace("-", "_"),  # of back-ends (engine/arg_utils.py)
         "parse_dataclass": _json,
         "--config": _settings_file,
-        "--gpu-memory-utilization": share,  # config/cache.py
         "--chat-template": _template,
         "--grpc-port": lambda text: _limited(text, 65_535),
         "--lora-modules": lambda text: adapter(text, "name", "path", json_only=bool(text) and ("=" not in text or "," in text)),

@@ -108,8 +108,7 @@ def import_patches(
     """
     if len(foreign) > 1 and target.slug:
         raise BadInput(
-            f"--name {target.slug!r} is for one patch, and there are {len(foreign)}",
-            "leave it out: each is named after its subject",
+            f"--name is for one patch, and there are {len(foreign)}", "leave it out: each is named after its subject"
         )
     above, written, imported = tree.tree, dict[Path, bytes | None](), list[Imported]()
     for each in of_the_source(foreign):

@@ -106,17 +106,12 @@ def _received(url: str, origin: Origin) -> bytes:
 
 
 def read_source(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
-    """Read the patches of a file, of ``-`` (standard input), or of what :func:`read_local` takes.
+    """Read the patches of a file, of ``-`` (standard input), or of a pull request ``owner/project#123`` if no file is so named.
 
     Raises:
-        BadInput: see :func:`sm120kit.patches.mails.read_diffs`, :func:`read_local`.
+        BadInput: see :func:`sm120kit.patches.mails.read_diffs`.
         FetchFailed, OfflineMiss: see :func:`pull_request`.
     """
-    return read_local([path], origin) if path.is_dir() else _read(path, origin)
-
-
-def _read(path: Path, origin: Origin) -> tuple[ForeignPatch, ...]:
-    """The patches of a file, or of a pull request if no file is so named."""
     if str(path) == "-":
         path = Path("/dev/stdin")
     return (() if path.exists() else pull_request(str(path), origin)) or read_diffs(path)
@@ -135,7 +130,7 @@ def read_local(paths: Sequence[Path], origin: Origin) -> tuple[ForeignPatch, ...
     if len(files) > MAX_FILES:
         raise BadInput(f"{len(files)} patch files; at most {MAX_FILES} are taken", "name fewer")
     found: dict[bytes, ForeignPatch] = {}
-    for patch in (patch for file in files for patch in _read(file, origin)):
+    for patch in (patch for file in files for patch in read_source(file, origin)):
         if (first := found.setdefault(patch.diff, patch)) is not patch:
             raise BadInput(f"{patch.file} has the same diff as {first.file}", "name each patch once")
     return tuple(found.values())

@@ -74,9 +74,7 @@ def locate(name: str) -> Path:
         BadInput: a recipe of that engine is not well-formed.
     """
     if name.endswith((".patch", ".diff")):
-        hint = (
-            "name a recipe (`sm120kit recipe list`); `sm120kit patch import` makes a patch of a file, and --patch applies one"
-        )
+        hint = "name a recipe; `sm120kit patch import` makes a patch of a file, and --patch applies one"
         raise BadInput(f"{name} is a patch, not a recipe", hint)
     if name.endswith(".toml") or "/" in name:
         path = Path(name)

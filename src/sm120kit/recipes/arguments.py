@@ -24,8 +24,6 @@ ADDED_FILES = "/opt/sm120kit/files"
 """Where an image has the files that its recipe adds."""
 ROOT_HOME, HOME = "/root", "/home/sm120kit"
 """Homes in the container: of root, the one that configurations name, and of the user in the images of sm120kit."""
-TAKEN = (MODEL_DIRECTORY, ADDED_FILES, HOME, "/tmp")
-"""Places of a container where nothing else can be mounted, beside its caches."""
 
 
 def require_known(configuration: Configuration) -> bool:
@@ -68,17 +66,16 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
     mounts, caches = container.get("mounts"), container.get("caches", list(DEFAULT_CACHES))
     mounts = tuple(mounts) if isinstance(mounts, dict) else ()
     yield from _absent_files(name, argv, mounts)
-    yield from _collisions(mounts, (*TAKEN, *(caches if texts_only(caches) else ())))
+    yield from _collisions(mounts, (MODEL_DIRECTORY, ADDED_FILES, HOME, "/tmp", *(caches if texts_only(caches) else ())))
 
 
 def _collisions(mounts: Sequence[str], taken: Sequence[str]) -> Iterator[str]:
     """Mounts at or above a place that the container needs, or in the directory of the model, which is read-only."""
     for target in mounts:
         path = PurePosixPath("/", posixpath.normpath(target).lstrip("/"))
-        for place in map(PurePosixPath, taken):
-            if place.is_relative_to(path) or (str(place) == MODEL_DIRECTORY and path.is_relative_to(place)):
-                yield f"container.mounts: {target!r} collides with {place} of the container; mount it elsewhere"
-                break
+        places = [place for place in taken if PurePosixPath(place).is_relative_to(path)]
+        for place in (places or [MODEL_DIRECTORY] * path.is_relative_to(MODEL_DIRECTORY))[:1]:
+            yield f"container.mounts: {target!r} collides with {place} of the container; mount it elsewhere"
 
 
 def _absent_files(name: str, argv: Sequence[str], mounts: Sequence[str]) -> Iterator[str]:

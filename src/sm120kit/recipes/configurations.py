@@ -14,7 +14,7 @@ from sm120kit.core.errors import BadInput, NotFound, did_you_mean, nearest
 from sm120kit.core.outside import file_problem
 from sm120kit.engines import parser
 from sm120kit.recipes.load import other_name, read_toml, validate
-from sm120kit.recipes.schema import REVISION, VARIABLE_NAME, Name, Strict, Strings, VersionText
+from sm120kit.recipes.schema import Name, Strict, Strings, VersionText
 
 KIND = "configurations"
 """The kind of these files, for :mod:`sm120kit.core.data_roots`."""
@@ -32,8 +32,7 @@ MAX_WORDS = 1000
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 Absolute = Annotated[str, StringConstraints(pattern=r"^/[^:,]*[^:,/]$")]
-Variable = Annotated[str, StringConstraints(pattern=VARIABLE_NAME)]
-Revision = Annotated[str, StringConstraints(pattern=REVISION)]
+Variable = Annotated[str, StringConstraints(pattern=r"^[!-<>-~]+$")]
 HostPath = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^:,]+$")]
 Count = Annotated[int, Field(ge=1, le=9999)]
 ReproducibilityClass = Literal["pinned", "partially-pinned", "withdrawn", "not-found"]
@@ -48,7 +47,7 @@ class Model(Strict):
     """
 
     repository: Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
-    revision: Revision = "unpinned"
+    revision: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|unpinned)$")] = "unpinned"
     why_unpinned: str = ""
     quantization: str = ""
     gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None

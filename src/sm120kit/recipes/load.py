@@ -20,9 +20,7 @@ from sm120kit.recipes.schema import (
     FLASHINFER_KEY,
     PINNED,
     PLATFORM,
-    REVISION,
     VARIABLE,
-    VARIABLE_NAME,
     Recipe,
     Strict,
     kind_of,
@@ -122,8 +120,7 @@ def _explain(details: Any, kind: type[BaseModel]) -> list[str]:
     tag = {"sources": 2, "source": 1}.get(location[0])
     if tag and len(location) > tag:
         del location[tag]  # that of the source's kind, not a key of the file
-    parts = (part if part.isprintable() else repr(part) for part in location if part != "[key]")
-    key = ".".join(parts)[: MAX_CHARACTERS // 2]
+    key = ".".join(part if part.isprintable() else repr(part) for part in location if part != "[key]")[: MAX_CHARACTERS // 2]
     error, value = details["type"], details["input"]
     if error == "extra_forbidden":
         return [f"{key}: unknown key{did_you_mean(location[-1], known)}"]
@@ -148,8 +145,8 @@ _PATTERN_TEXTS = {
     FILES: "is not a path below site-packages, or a shell-style pattern of such paths",
     PLATFORM: "is not a platform: write manylinux_2_<glibc>_x86_64 or manylinux_2_<glibc>_aarch64",
     VARIABLE: "is not the name of a variable: capital letters, digits and _",
-    VARIABLE_NAME: "is not the name of a variable: ASCII without =, blanks and control characters",
-    REVISION: "is not a commit (40 hexadecimal digits; a branch or tag can move), nor unpinned",
+    r"^[!-<>-~]+$": "is not the name of a variable: ASCII without =, blanks and control characters",
+    r"^([0-9a-f]{40}|unpinned)$": "is not a commit (40 hexadecimal digits; a branch or tag can move), nor unpinned",
 }
 
 

@@ -19,8 +19,6 @@ PINNED = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,._-]+\])?==[0-9][0-9A-Za-z.]*$"
 DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$"
 PLATFORM = r"^manylinux_2_[0-9]+_(x86_64|aarch64)$"
 VARIABLE = r"^[A-Z][A-Z0-9_]*$"
-VARIABLE_NAME = r"^[!-<>-~]+$"
-REVISION = r"^([0-9a-f]{40}|unpinned)$"
 ADDED = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*){0,7}$"
 FILES = r"^[A-Za-z0-9_][A-Za-z0-9_.*?/+-]*$"
 

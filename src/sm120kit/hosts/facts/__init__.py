@@ -84,10 +84,9 @@ def probe(root: Path = Path("/")) -> Host:
 
 def _require_devices(host: Host) -> None:
     """Raise ValueError for a pair of GPUs, or a port above one, that the host does not have."""
-    gpus, ports = {gpu.bus for gpu in host.gpus}, {bridge.bus for bridge in host.bridges}
-    named = {bus for pair in host.pairs for bus in (pair.first, pair.second)}
-    if absent := sorted(named - gpus) + sorted({bus for gpu in host.gpus for bus in gpu.bridges} - ports):
-        raise ValueError(f"it has no device {absent[0][:80]!r}, which a pair or a GPU of it names")
+    named = {bus for gpu in host.gpus for bus in gpu.bridges}.union(*((pair.first, pair.second) for pair in host.pairs))
+    if absent := named - {gpu.bus for gpu in host.gpus} - {port.bus for port in host.bridges}:
+        raise ValueError(f"it has no device {min(absent)[:80]!r}, which a pair or a GPU of it names")
 
 
 def _gpus(reader: HostReader, smi_gpus: dict[str, _nvidia.GpuFields]) -> tuple[Gpu, ...]:
