@@ -159,6 +159,15 @@ def test_options_that_no_parser_checked_are_not_ok(tmp_path: Path) -> None:
         assert result.exit_code == 0 and result.stdout.startswith(f"{word} "), result.output
 
 
+@pytest.mark.parametrize(
+    ("engine", "option"), [("vllm-0.33.0", "--enable-prefix-caching"), ("sglang-0.5.23", "--trust-remote-code")]
+)
+def test_a_word_without_an_option_is_refused(engine: str, option: str, tmp_path: Path) -> None:
+    """vLLM's parser would take it for the model, which `serve` gives."""
+    result = CliRunner().invoke(app, ["config", "check", str(with_arguments(tmp_path, engine, [option, "False"]))])
+    assert isinstance(result.exception, BadInput) and "unknown argument False" in result.exception.message
+
+
 def with_arguments(directory: Path, engine: str, argv: list[str]) -> Path:
     """A configuration of a file of the user with these arguments."""
     file = directory / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"

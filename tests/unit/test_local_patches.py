@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,12 +121,15 @@ def test_missing_files_are_those_of_the_nearest_project(site: Site) -> None:
     assert error.value.message.splitlines()[1:] == ["vllm:", "  csrc/absent.cu does not exist"]
 
 
-def test_plain_diff_without_directories(site: Site) -> None:
-    """As ``diff -u other.py.orig other.py`` in the directory of the package."""
+@pytest.mark.parametrize("old", ["other.py.orig", "vllm-7.0.orig/vllm/other.py"])
+@pytest.mark.parametrize("shift", [0, 5])
+def test_plain_diff_of_a_copy_with_another_name(old: str, shift: int, site: Site) -> None:
+    """As ``diff -u other.py.orig other.py`` in the directory of the package, also with hunks that are not at their lines."""
     lines = site.diff("mine.diff", "vllm/other.py", 20).read_text().splitlines(keepends=True)
     hunks = "".join(lines[next(number for number, line in enumerate(lines) if line.startswith("@@")) :])
+    hunks = re.sub(r"(?<=[-+])(\d+),", lambda start: f"{int(start[1]) + shift},", hunks, count=2)
     plain = site.root / "plain.diff"
-    plain.write_text(f"--- other.py.orig\n+++ other.py\n{hunks}")
+    plain.write_text(f"--- {old}\n+++ {old.replace('.orig', '')}\n{hunks}")
     assert [patch.project for patch in planned(site, plain).local] == ["vllm"]
 
 

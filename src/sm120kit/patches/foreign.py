@@ -41,7 +41,6 @@ _INDEX = re.compile(r"^index ([0-9a-f]{7,40})\.\.", re.MULTILINE)
 _MODE = re.compile(r"^(new file|new) mode (100644|100755)$", re.MULTILINE)
 _END = re.compile(rb"^\\ .*$", re.MULTILINE)
 """Below a last line without a line end; what follows the backslash depends on the language."""
-_COPIED = re.compile(r"^copy from ", re.MULTILINE)
 _CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
 _NAMED = re.compile(rb"^(?:---|\+\+\+) ([^\t\n]+)", re.MULTILINE)
 EXISTS = " exists already"
@@ -224,7 +223,7 @@ def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
     full, header = place.directory + path, "".join(map(str, file.patch_info or ()))
     modes, before = dict(_MODE.findall(header)), index.read(full)
     hunks = [Hunk(path, number, hunk.source_start, "", 0, *sides(hunk)) for number, hunk in enumerate(file, 1)]
-    if not hunks or file.is_rename or _COPIED.search(header):
+    if not hunks or _RENAMED.search(header):
         yield f"{path}: it changes without a hunk or is renamed, beside hunks that are not at their lines"
     elif before is None and file.is_added_file:
         index.add(full, b"".join(hunks[0].new), modes.get("new file", FILE_MODES[0]))

@@ -59,7 +59,8 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
             f" recipe and run `sm120kit recipe lock {name}`, or omit the argument"
         )
     known = parser.load(name)
-    for reason in parser.rejections(known, argv) if known else ():
+    launched = (*of_recipe(name).model_arguments(MODEL_DIRECTORY), *argv)  # a word without an option is no second model
+    for reason in parser.rejections(known, launched) if known else ():
         yield f"the argument parser of {name} rejects: {reason}"
     container = data.get("container")
     container = container if isinstance(container, dict) else {}
