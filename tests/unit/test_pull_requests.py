@@ -140,6 +140,13 @@ def test_import_of_a_pull_request(forge: Forge, site: Site, monkeypatch: pytest.
     assert f"\nUpstream-Status: Submitted [{page}]\nOrigin: {page}\n" in text
 
 
+def test_the_origin_that_a_commit_states_stays_the_only_one(forge: Forge, site: Site) -> None:
+    diff = site.patches.diff({LAYERS: KERNEL}, {LAYERS: changed(KERNEL, 5, "5\n")}, "")
+    forge.answers = {PAGE: body(mail("layers: first", diff).replace(b"Why.", b"Origin: mine"))}
+    (patch,) = read_local([Path(NAME)], DEFAULT)
+    assert patch.message.body.count("Origin: ") == 1
+
+
 @pytest.mark.parametrize(
     ("answers", "limits", "said"),
     [

@@ -78,7 +78,7 @@ def _of_page(patch: ForeignPatch, page: str) -> ForeignPatch:
     """A patch whose message has the trailers that follow from the page of its pull request."""
     body = patch.message.body
     added = {"Upstream-Status": f"Submitted [{page}]", "Origin": page}
-    lines = [f"{name}: {value}" for name, value in added.items() if f"\n{name}: " not in body]
+    lines = [f"{name}: {value}" for name, value in added.items() if f"\n{name}: " not in f"\n{body}"]
     below = "" if TRAILER.fullmatch(body.rpartition("\n")[2]) else "\n"
     return replace(patch, message=replace(patch.message, body="\n".join([body + below, *lines])))
 
