@@ -6,6 +6,8 @@ import base64
 import json
 import re
 import subprocess
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -729,3 +731,26 @@ def test_a_long_name_and_a_line_that_only_looks_like_a_mail_are_read_at_once(tmp
     letter.write_text("From a colleague\n\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
     (read,) = patches.read_diffs(letter)
     assert read.diff.startswith(b"--- a/x")
+
+
+def test_blank_lines_above_a_diff_are_read_in_linear_time(tmp_path: Path) -> None:
+    above = tmp_path / "above.patch"
+    above.write_text("\n \n" * 10_000 + "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
+    start = time.process_time()
+    (read,) = patches.read_diffs(above)
+    assert read.diff.startswith(b"--- a/x") and time.process_time() - start < 5
+
+
+def test_a_mailbox_of_too_many_mails_is_refused_before_it_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mails = tmp_path / "mails.mbox"
+    mails.write_text("From a Thu Jan  1 00:00:00 2026\n\n" * 201 + "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(BadInput, match=r"mails\.mbox contains 201 patches"):
+        patches.read_diffs(mails)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "large.patch").open("wb") as file:
+        file.truncate(2**26 + 1)
+    with pytest.raises(BadInput, match=r"large\.patch cannot be read: it has more than 64 MiB"):
+        patches.read_diffs(tmp_path / "large.patch")

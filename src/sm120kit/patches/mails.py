@@ -91,10 +91,11 @@ def _one_name(names: re.Match[bytes]) -> bytes:
     return b"--- %b%b\n+++ %b%b\n" % (chosen, names[2], chosen, names[4])
 
 
-MAX_PATCHES = 200
-"""Limit for the patches of one file."""
+MAX_PATCHES, MAX_FILE_BYTES = 200, 2**26
+"""Limits for the patches of one file, and for its size."""
 
 _MAIL = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
+_FROM = re.compile(rb"^From [^\n]*\d:\d\d", re.MULTILINE)
 _COMMIT = re.compile(rb"^commit [0-9a-f]{7,40}\b[^\n]*\n(?=(?:Merge|Author): )", re.MULTILINE)
 _DATED = re.compile(rb"^(?:Author)?Date: *([^\n]+)", re.MULTILINE)
 _BLOBS = re.compile(rb"^index ([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})", re.MULTILINE)
@@ -119,17 +120,21 @@ def read_diffs(file: Path) -> tuple[ForeignPatch, ...]:
         BadInput: the file cannot be read, contains no diff, or more than ``MAX_PATCHES``.
     """
     try:
-        return split_diffs(read_input(file), file)
+        return split_diffs(read_input(file, MAX_FILE_BYTES), file)
     except OSError as error:
         remedy = "name a file with a diff, or a pull request such as owner/project#123"
         raise BadInput(f"{file} cannot be read: {error.strerror}", remedy) from error
 
 
+def _require_few(count: int, file: Path) -> None:
+    if count > MAX_PATCHES:
+        raise BadInput(f"{file} contains {count} patches; at most {MAX_PATCHES} are imported at once", "split the file")
+
+
 def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
     """The patches in the content of a file. See :func:`read_diffs`."""
-    parts = _split(unified(content, file))
-    if len(parts) > MAX_PATCHES:
-        raise BadInput(f"{file} contains {len(parts)} patches; at most {MAX_PATCHES} are imported at once", "split the file")
+    parts = _split(unified(content, file), file)
+    _require_few(len(parts), file)
     found = tuple(patch for patch in (_read(file, part) for part in parts) if BEGIN.search(patch.diff))
     if not found:
         remedy = "make one with git diff --no-color --output=FILE, git format-patch or diff -u"
@@ -137,7 +142,7 @@ def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
     return found
 
 
-def _split(content: bytes) -> list[bytes]:
+def _split(content: bytes, file: Path) -> list[bytes]:
     """The mails of a mailbox, or the commits of a log, the oldest first."""
     if len(starts := [match.start() for match in _MAIL.finditer(content)]) > 1:
         return _parts(content, starts)
@@ -146,6 +151,7 @@ def _split(content: bytes) -> list[bytes]:
         return commits if _begins_with_oldest(commits) else commits[::-1]
     if not content.startswith(b"From "):
         return [content]
+    _require_few(len(_FROM.findall(content)), file)  # git writes a file for each
     with tempfile.TemporaryDirectory(prefix="sm120kit-mails-") as scratch:
         repository = Repository.init(Path(scratch) / "repository")
         mails = Path(scratch) / "mails"
@@ -218,7 +224,7 @@ def _described(text: str) -> CommitMessage:
     """The message above a plain diff: the fields of Debian's DEP 3 where there are any, else prose."""
     fields = dict(_FIELD.findall(text))
     author = _author(fields.get("Author", "").split("\n")[0].strip())
-    described = re.match(r"(?:#[^\n]*\n|\s*\n)*Description:[ \t]*([^\n]*)\n?(.*)", text, re.DOTALL)
+    described = re.match(r"(?:#[^\n]*\n|[^\S\n]*\n)*+Description:[ \t]*([^\n]*)\n?(.*)", text, re.DOTALL)
     if not described:
         return CommitMessage(author, _now(), "", _prose(textwrap.dedent(text)))
     rest = "\n".join(line.removeprefix(" ") for line in described[2].splitlines())
