@@ -324,6 +324,17 @@ def test_malformed_manifest_is_refused(server: RegistryServer, document: bytes) 
     fails(RegistryFailed, "is not", lambda: get_image(server))
 
 
+def test_config_of_another_form_is_refused(server: RegistryServer, layout: Layout) -> None:
+    digest = push(server, layout, add_image(layout, 1))
+    manifest = json.loads(server.manifests[NAME, digest][1])
+    config = json.loads(server.blobs[manifest["config"]["digest"]]) | {"config": {"User": ["root"]}}
+    content = json.dumps(config).encode()
+    server.blobs[digest_of(content)], server.owners[digest_of(content)] = content, {NAME}
+    manifest["config"] |= {"digest": digest_of(content), "size": len(content)}
+    server.manifests[NAME, "tag"] = (MANIFEST, json.dumps(manifest).encode())
+    fails(RegistryFailed, "User of an image cannot be", lambda: get_image(server))
+
+
 def test_manifest_with_another_digest_is_refused(server: RegistryServer, layout: Layout) -> None:
     digest = push(server, layout, add_image(layout, 1))
     kind, content = server.manifests[NAME, digest]
@@ -494,6 +505,12 @@ def test_redirect_without_https_is_refused(server: RegistryServer, layout: Layou
 def test_endless_redirects_are_refused(server: RegistryServer) -> None:
     server.fault = lambda handler: handler.reply(302, Location=handler.path) or True
     fails(RegistryFailed, "redirects more than 5 times", lambda: get_image(server))
+
+
+@pytest.mark.parametrize("location", ["", "http://[::1", "https://[bad/"])
+def test_malformed_url_for_an_upload_is_refused(server: RegistryServer, layout: Layout, location: str) -> None:
+    server.fault = lambda handler: handler.command == "POST" and (handler.reply(202, Location=location) or True)
+    fails(RegistryFailed, "names no URL for the upload", lambda: push(server, layout, add_image(layout, 1)))
 
 
 def test_retry_after_is_obeyed(server: RegistryServer, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:

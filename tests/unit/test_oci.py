@@ -44,6 +44,26 @@ def partial(layout: Layout) -> list[Path]:
     return list((layout.directory / "partial").iterdir())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"os": None},
+        {"architecture": ["amd64"]},
+        {"history": 5},
+        {"history": ["RUN x"]},
+        {"config": [5]},
+        *({"config": {key: 5}} for key in ("User", "WorkingDir", "Labels", "Env", "Entrypoint", "Cmd")),
+        {"config": {"Labels": {"a": 5}}},
+        {"config": {"Env": [5]}},
+    ],
+)
+def test_config_of_another_form_is_refused(layout: Layout, change: dict[str, object]) -> None:
+    blob = layer(layout, a="b")
+    with pytest.raises(BadInput, match="of an image"):
+        layout.add_image([blob], CONFIG | change)
+    assert not layout.images()
+
+
 def test_layer_is_a_deterministic_tar_file(tmp_path: Path) -> None:
     long_name = "/".join(["directory" * 5] * 8)
 

@@ -72,6 +72,26 @@ class Descriptor:
             raise BadInput(f"{str(document)[:200]} is not an OCI descriptor", "the image is damaged: fetch it again") from error
 
 
+_SETTINGS = {"User": str, "WorkingDir": str, "Labels": dict, "Env": list, "Entrypoint": list, "Cmd": list}
+
+
+def require_config(config: Mapping[str, Any]) -> None:
+    """Require the form of an image's config (OCI image-spec, config.md) where sm120kit reads it.
+
+    Raises:
+        ValueError: a value has another type.
+    """
+    settings, history = config.get("config") or {}, config.get("history") or []
+    if not isinstance(settings, dict) or not isinstance(history, list) or not all(isinstance(step, dict) for step in history):
+        raise ValueError("config or history has another form than that of an image")
+    values = [(key, str, config.get(key)) for key in ("os", "architecture")]
+    values += [(key, kind, settings[key]) for key, kind in _SETTINGS.items() if settings.get(key) is not None]
+    for key, kind, value in values:
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if not isinstance(value, kind) or not all(isinstance(part, str) for part in parts):
+            raise ValueError(f"{key} of an image cannot be {str(value)[:100]!r}")
+
+
 @dataclass(frozen=True)
 class _Listed:
     """An image in the index: its entry without a reference, and its references."""
@@ -233,8 +253,19 @@ class Layout:
         return tuple(map(Descriptor.from_json, self.manifest(digest)["layers"]))
 
     def config(self, manifest_digest: str) -> dict[str, Any]:
-        """The config of an image."""
-        return self._document(Descriptor.from_json(self.manifest(manifest_digest)["config"]).digest)
+        """The config of an image.
+
+        Raises:
+            Mismatch: it is missing or changed.
+            BadInput: it is none.
+        """
+        digest = Descriptor.from_json(self.manifest(manifest_digest)["config"]).digest
+        config = self._document(digest)
+        try:
+            require_config(config)
+        except ValueError as error:
+            raise BadInput(f"{self.path(digest)}: {error}", "the image is damaged: fetch it again") from error
+        return config
 
     def image(self, manifest_digest: str) -> Image:
         """An image as a container daemon describes it, where the digest of the config is its id."""

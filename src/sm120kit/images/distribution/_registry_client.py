@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted, Regis
 from sm120kit.core.outside import parse_json
 from sm120kit.core.parallel import in_parallel
 from sm120kit.core.temporary import owned_directory
+from sm120kit.images import oci
 from sm120kit.images.distribution import _compression
 from sm120kit.images.distribution._credentials import DOCKER_HUB
 from sm120kit.images.distribution._registry_session import Request, Session, TransferFailed
@@ -126,7 +128,8 @@ class RegistryClient:
             if described.size > MAX_DOCUMENT_BYTES or len(layers) > MAX_LAYERS:
                 raise BadInput(f"it has a config of {described.size} bytes and {len(layers)} layers")
             image = RemoteImage(manifest.digest, layers, self._download(described, b"".join))
-            if len(image.diff_ids) != len(layers) or not isinstance(image.labels, dict):
+            oci.require_config(parse_json(image.config))
+            if len(image.diff_ids) != len(layers):
                 raise BadInput(f"its config lists {len(image.diff_ids)} layers, its manifest {len(layers)}")
             for diff_id in image.diff_ids:
                 Descriptor.from_json({"mediaType": LAYER, "digest": diff_id, "size": 0})
@@ -248,7 +251,7 @@ class RegistryClient:
                     advance(len(piece))
 
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
-        request = Request("PUT", _with_digest(self._upload_url(activity), blob.digest), self._push_scope, headers, content)
+        request = Request("PUT", self._upload_url(activity, blob.digest), self._push_scope, headers, content)
         try:
             with self._session.stream(request, activity, (400,)) as response:
                 status, stored = response.status_code, response.headers.get("docker-content-digest", blob.digest)
@@ -262,13 +265,15 @@ class RegistryClient:
             shown = stored if _SHA256.fullmatch(stored) else repr(stored[:100])
             raise NotTrusted(f"{activity}: the registry stored {shown}", "contact the operator of the registry")
 
-    def _upload_url(self, activity: str) -> str:
-        """Start an upload and return its URL."""
+    def _upload_url(self, activity: str, digest: str) -> str:
+        """Start the upload of a blob and return the URL that stores it."""
         request = Request("POST", f"/v2/{self._name}/blobs/uploads/", self._push_scope, {"Content-Length": "0"})
         location = self._session.request(request, activity).headers.get("location", "")
-        if not location:
-            raise RegistryFailed(f"{activity}: the registry names no URL for the upload", "is it a registry?")
-        return location
+        with suppress(ValueError):
+            parts = urlsplit(location)
+            if location:
+                return urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, urlencode({"digest": digest})]))))
+        raise RegistryFailed(f"{activity}: the registry names no URL for the upload: {location[:100]!r}", "is it a registry?")
 
     def _download(self, blob: Descriptor, use: Callable[[Iterator[bytes]], T], advance: Advance = lambda count: None) -> T:
         """The result of ``use``, which gets the content of a blob, from the start after an interruption.
@@ -367,11 +372,6 @@ def _uncompressed(blob: Descriptor, received: Iterator[bytes]) -> Iterator[bytes
 
 def _other(activity: str, problem: str) -> NotTrusted:
     return NotTrusted(f"{activity}: the registry's copy {problem}", _HINT)
-
-
-def _with_digest(url: str, digest: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, urlencode({"digest": digest})]))))
 
 
 def _split(repository: str) -> tuple[str, str]:
