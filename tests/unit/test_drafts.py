@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hostile_server import hostile_server
 from loopback import http_served
 from packaging.requirements import Requirement
 from small_engine import make_wheel
@@ -167,6 +168,15 @@ def test_wheel_that_cannot_be_read_is_an_error(
     url = f"{served[0]}/{name}"
     with pytest.raises(kind, match=name):
         read_contents(name, Location(url, url=url), Origin())
+
+
+def test_server_that_sends_more_than_the_part_of_a_wheel_is_refused(tmp_path: Path) -> None:
+    """It states that the wheel has a byte."""
+    with hostile_server() as server:
+        server.respond("/a.whl", bytes(2**16), 206, endless=True, Content_Range="bytes 0-0/1")
+        location = Location(f"{server.url}/a.whl", url=f"{server.url}/a.whl")
+        with pytest.raises(FetchFailed, match=r"a\.whl: it sends more than the part"):
+            read_contents("a.whl", location, Origin())
 
 
 @pytest.mark.parametrize(("at", "value"), [(8, 1), (10, 99)], ids=["encrypted", "compressed by an unknown method"])

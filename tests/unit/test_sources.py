@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import http.server
 import io
+import json
 import lzma
 import os
 import re
@@ -692,6 +693,24 @@ def test_index_page_with_local_files_is_rejected(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", f"{hostile.url}/simple/")
     with pytest.raises(FetchFailed, match=r"lists file:///.*demo-1\.0\.tar\.gz, a local file"):
+        fetch(pin, workspace)
+
+
+@pytest.mark.parametrize("hashes", [5, [], {"sha256": 5}, {"sha256": None}, {"sha256": [5]}])
+def test_index_page_whose_hashes_are_none(
+    workspace: Workspace, shelf: Path, hostile: HostileServer, monkeypatch: pytest.MonkeyPatch, hashes: object
+) -> None:
+    pin, name = put(shelf), "demo-1.0.tar.gz"
+    listed = {
+        "meta": {"api-version": "1.0"},
+        "name": "demo",
+        "files": [{"filename": name, "url": f"/{name}", "hashes": hashes}],
+    }
+    hostile.respond("/simple/demo/", json.dumps(listed).encode(), Content_Type="application/vnd.pypi.simple.v1+json")
+    hostile.respond(f"/{name}", b"something else")
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{hostile.url}/simple/")
+    with pytest.raises(NotTrusted, match=pin.sha256):
         fetch(pin, workspace)
 
 

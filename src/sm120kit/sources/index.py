@@ -141,7 +141,8 @@ def list_files(
 
 def _location(link: Link) -> Location:
     address, file = link.url_without_fragment, link.file_path if link.is_file else None
-    sha256 = "".join((link.hash_option or {}).get("sha256", [])[:1]).lower()
+    hashes = link.hash_option if isinstance(link.hashes or {}, dict) else {}  # JSON may have something else in its place
+    sha256 = "".join(map(str, (hashes or {}).get("sha256", [])[:1])).lower()
     return Location(redacted(address), file, address, sha256)
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MAX_METADATA_BYTES = 2**24
 """Limit for METADATA; that of vLLM has 10 kB."""
 
+MAX_READ_BYTES = 2**26
+"""Limit for what is fetched of a wheel: its list of members, too."""
+
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, IndexError)
 """What zipfile raises for damaged archives, and for members that are encrypted or compressed by methods that it lacks."""
 
@@ -78,7 +81,7 @@ class _RemoteFile(io.RawIOBase):
     """A file on a server, of which the ranges that are read are requested."""
 
     def __init__(self, client: PyPIClient, location: Location) -> None:
-        self._client, self._location, self._position = client, location, 0
+        self._client, self._location, self._position, self._left = client, location, 0, MAX_READ_BYTES
         _, self._size = self._request(0, 0)
 
     def _request(self, first: int, last: int) -> tuple[bytes, int]:
@@ -94,7 +97,13 @@ class _RemoteFile(io.RawIOBase):
                 if response.status_code != 206 or total is None:
                     problem = f"HTTP status {response.status_code} instead of a part of the file"
                     raise FetchFailed(f"{shown}: {problem}", "name an index with range requests, or a directory with --mirror")
-                return response.read(), total
+                content = bytearray()
+                for chunk in response.iter_raw():
+                    content += chunk
+                    self._left -= len(chunk)
+                    if self._left < 0 or len(content) > last + 1 - first:
+                        raise client.Exceeded("it sends more than the part that was requested, or too many of them")
+                return bytes(content), total
         except (httpx2.HTTPError, client.Exceeded, client.RefusedRedirect) as error:
             raise FetchFailed(redacted(f"{shown}: {error}"), "check the network, or name a directory with --mirror") from error
 
