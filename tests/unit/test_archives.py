@@ -43,7 +43,7 @@ def test_small_wheel_that_unpacks_to_4_gb_is_rejected(tmp_path: Path) -> None:
 def test_member_larger_than_its_header_states(tmp_path: Path) -> None:
     path = tmp_path / "bomb.whl"
     path.write_bytes(zip_bombs.wheel("x.so", 64, stated=10))
-    with cheaply(), pytest.raises(zipfile.BadZipFile), archives.open_wheel(path) as wheel:
+    with cheaply(), pytest.raises(BadInput), archives.open_wheel(path) as wheel:
         archives.read_member(wheel, "x.so")
 
 
@@ -71,6 +71,17 @@ def test_read_member_returns_packed_content(tmp_path: Path) -> None:
         wheel.writestr("x", data)
     with archives.open_wheel(path) as wheel:
         assert archives.read_member(wheel, "x") == data
+
+
+def test_member_that_is_absent_or_damaged_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("x", b"content")
+    path.write_bytes(path.read_bytes().replace(b"content", b"another"))
+    with archives.open_wheel(path) as wheel:
+        for member in ("x", "absent"):
+            with pytest.raises(BadInput, match=rf"damaged\.whl is damaged: .*'{member}'"):
+                archives.read_member(wheel, member)
 
 
 def test_member_without_a_name_is_refused(tmp_path: Path) -> None:

@@ -102,6 +102,13 @@ def test_all_output_functions_remove_escape_sequences(tmp_path: Path) -> None:
     assert json.loads(re.findall(r"\{.*?\}", text, re.DOTALL)[0]) == {EVIL: EVIL}
 
 
+def test_message_without_end_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    for show in (console.info, console.error, console.warn):
+        show("x" * 10**6)
+        printed = capsys.readouterr().err
+        assert "980,000 characters more" in printed and len(printed) < 21_000
+
+
 EVIL = "<\x1b]0;owned\x07\x1b[2J[red]\x9b31m\u202e>"
 
 

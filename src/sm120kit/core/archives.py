@@ -4,6 +4,7 @@ import errno
 import io
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,10 +62,17 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def read_chunks(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> Iterator[bytes]:
-    """A member's bytes in chunks of 1 MiB: it may be larger than its header states."""
-    with wheel.open(member) as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+    """A member's bytes in chunks of 1 MiB: it may be larger than its header states.
+
+    Raises:
+        BadInput: it is damaged, or there is none.
+    """
+    try:
+        with wheel.open(member) as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+    except (KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadInput(f"{wheel.filename} is damaged: {error}", "fetch or build it again, or use another wheel") from error
 
 
 def read_member(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:

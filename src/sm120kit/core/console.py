@@ -75,11 +75,21 @@ def _stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
+MAX_MESSAGE = 20_000
+"""Limit for the characters of a message, which may quote what comes from outside."""
+
+
+def _message(text: str) -> str:
+    """The text of a message, printable and not without end."""
+    left = len(text := printable(text)) - MAX_MESSAGE
+    return text if left <= 0 else f"{text[:MAX_MESSAGE]}\n... and {left:,} characters more"
+
+
 def info(message: str) -> None:
     """Print a message; not with ``--quiet``."""
     _heartbeat.printed(message)
     if not quiet:
-        print(printable(message), file=sys.stderr, flush=True)
+        print(_message(message), file=sys.stderr, flush=True)
 
 
 def detail(message: str) -> None:
@@ -92,7 +102,7 @@ def error(message: str, hint: str = "") -> None:
     """Print an error and its remedy."""
     console = _stderr()
     console.print("[bold red]error:[/] ", end="")
-    console.print(printable(message), markup=False)
+    console.print(_message(message), markup=False)
     if hint:
         console.print("[bold cyan]hint:[/] ", end="")
         console.print(printable(hint), markup=False)
@@ -109,7 +119,7 @@ def warn(message: str) -> None:
     """Print a risk that does not end the command; also with ``--quiet``."""
     console = _stderr()
     console.print("[bold yellow]warning:[/] ", end="")
-    console.print(printable(message), markup=False)
+    console.print(_message(message), markup=False)
     if page:
         page.line(f"warning: {printable(message)}")
 
