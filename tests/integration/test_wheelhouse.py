@@ -11,11 +11,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hostile_server import hostile_server
 from small_engine import make_wheel
 
 from sm120kit import sources
 from sm120kit.core.errors import FetchFailed, ResourceUnavailable
 from sm120kit.core.workspace import Workspace
+from sm120kit.sources import resolver
 from sm120kit.sources.source_records import LockedWheel
 
 LARGE = 33 * 2**20
@@ -83,3 +85,12 @@ def test_missing_wheel_fails_and_leaves_no_partial_file(mirror: Path, url: str, 
     with pytest.raises(FetchFailed, match=wheels[3].name):
         sources.wheelhouse(wheels, workspace, sources.Origin(url))
     assert not list(workspace.downloads.glob(".*"))
+
+
+def test_page_without_end_does_not_take_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "MAX_RESOLVER_BYTES", 2**29)
+    with hostile_server() as server:
+        server.respond("/x/", b" " * 2**20, endless=True, Content_Type="text/html")
+        requirements = resolver.Requirements(("x==1",), "3.12", "manylinux_2_35_x86_64")
+        with pytest.raises(FetchFailed, match=r"uv needs more than 0\.5 GiB"):
+            resolver.resolve_wheels(requirements, Workspace.open(tmp_path / "state"), sources.Origin(server.url))

@@ -19,7 +19,7 @@ from registry_server import Handler, RegistryServer, digest_of, registry_server
 
 from sm120kit.core import retry
 from sm120kit.core.errors import Mismatch, NotTrusted, RegistryFailed, Sm120kitError
-from sm120kit.images.distribution import RegistryClient
+from sm120kit.images.distribution import RegistryClient, _registry_session
 from sm120kit.images.distribution._credentials import Credentials, stored_credentials
 from sm120kit.images.oci import CONFIG, INDEX, LAYER, MANIFEST, Descriptor, Layout, manifest_of
 
@@ -292,6 +292,12 @@ def test_decompression_bomb_is_stopped(
     publish(server, layout, image, zstandard.compress(bytes(2**26)))
     fails(NotTrusted, "unpacks to more than", lambda: pull(server, tmp_path / "copy", "other"))
     assert sum(path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()) < 2**20
+
+
+def test_manifest_that_takes_too_long_is_refused(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.manifests[NAME, "tag"] = (MANIFEST, b" " * 2**20)
+    monkeypatch.setattr(_registry_session, "MAX_DOCUMENT_SECONDS", 0)
+    fails(RegistryFailed, "for more than 0 s", lambda: get_image(server))
 
 
 def test_huge_manifest_is_refused(server: RegistryServer) -> None:

@@ -674,6 +674,15 @@ def test_endless_index_page_is_stopped(
         tracemalloc.stop()
 
 
+def test_index_page_that_takes_too_long_is_stopped(
+    workspace: Workspace, shelf: Path, hostile: HostileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_client, "MAX_PAGE_SECONDS", 0)
+    hostile.respond("/", b"<!-- -->", endless=True, Content_Type=PAGE)
+    with pytest.raises(FetchFailed, match="it takes more than 0 s"):
+        fetch(put(shelf), workspace, Origin(hostile.url))
+
+
 @pytest.mark.parametrize("which", ["page", "file"])
 def test_redirect_to_local_file_is_rejected(workspace: Workspace, shelf: Path, hostile: HostileServer, which: str) -> None:
     """Even to the right file."""

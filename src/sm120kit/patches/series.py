@@ -180,7 +180,7 @@ def read_own(root: Path, project: str) -> tuple[tuple[Patch, ...], list[Problem]
             patches += [patch] if patch else []
     for file in sorted(directory.glob("*.patch")):
         if file.stem not in first_line:
-            problems.append(Problem(file, 1, f"not in {directory / 'series'}"))
+            problems.append(Problem(file, 1, f"not in {directory / 'series'}: add a line {file.stem}, or remove the file"))
     return tuple(patches), problems
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +19,8 @@ MAX_FILE_BYTES = 8 * 2**30
 """Limit for a downloaded file; the largest wheel today has 3 GB."""
 MAX_PAGE_BYTES = 32 * 2**20
 """Limit for an index page, which is read into memory, and for the body of a redirect or an error."""
+MAX_PAGE_SECONDS = 300
+"""Limit for the time that an index page takes; a file may take longer."""
 MAX_PAGE_ENTRIES = 100_000
 """Limit for the links or objects of an index page, for each of which unearth needs 0.1 ms. JSON has three objects a file."""
 
@@ -117,11 +120,13 @@ class _LimitedBody(SyncByteStream):
         self._body, self._limit, self._is_page = body, limit, is_page
 
     def __iter__(self) -> Iterator[bytes]:
-        size = entries = 0
+        size, entries, ends = 0, 0, time.monotonic() + MAX_PAGE_SECONDS
         for chunk in self._body:
             size += len(chunk)
             if size > self._limit:
                 raise Exceeded(_message(self._limit))
+            if self._is_page and time.monotonic() > ends:
+                raise Exceeded(f"it takes more than {MAX_PAGE_SECONDS} s")
             entries += sum(map(chunk.count, _ENTRY_STARTS)) if self._is_page else 0
             if entries > MAX_PAGE_ENTRIES:
                 raise Exceeded(f"it has more than {MAX_PAGE_ENTRIES} links")

@@ -24,6 +24,11 @@ from sm120kit.core.workspace import Workspace, mark_used
 from sm120kit.sources.origin import DEFAULT, Origin
 from sm120kit.sources.source_records import LockedWheel
 
+MAX_RESOLVER_BYTES = 4 * 2**30
+"""Limit for the memory of uv, which reads a page of an index to its end; for vLLM it needs 0.1 GB."""
+
+_LIMITED = 'ulimit -d "$0" && exec "$@"'
+
 
 @dataclass(frozen=True)
 class Requirements:
@@ -59,7 +64,8 @@ def resolve_wheels(requirements: Requirements, workspace: Workspace, origin: Ori
     python, platform = requirements.python, requirements.platform
     with workspace.scratch() as scratch:
         _write_inputs(requirements, scratch)
-        argv = _arguments(requirements, workspace, origin)
+        limited = ["/bin/sh", "-c", _LIMITED, str(MAX_RESOLVER_BYTES // 2**10)]
+        argv = [*limited, *_arguments(requirements, workspace, origin)]
         env = dict.fromkeys(variable for variable in os.environ if variable.startswith("UV_")) | _environment(origin)
         with reporting.step(f"resolving wheels for {platform}, Python {python}"):
             done = process.run(argv, cwd=scratch, env=env, check=False)
@@ -207,6 +213,9 @@ def _error(output: str, query: str, platform: str, offline: bool) -> Sm120kitErr
             f"{query}: not all of it is cached, and --offline is given\n{reason}",
             "resolve once with the network, or name a directory that holds the wheels with --mirror",
         )
+    if "memory allocation of" in reason:
+        problem = f"{query} could not be resolved: uv needs more than {MAX_RESOLVER_BYTES / 2**30:g} GiB"
+        return FetchFailed(problem, "does the index send pages without end? Name another, or use --mirror")
     if "No solution found" in reason:
         return ResolutionFailed(
             f"{query} cannot be resolved\n{reason}", "change the recipe's environment; a version may be overridden there"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_WAIT_SECONDS = 120
 """Limit for ``Retry-After``: a registry that requests a longer wait has refused."""
+MAX_DOCUMENT_SECONDS = 300
+"""Limit for the time that a manifest, config or token takes."""
 MAX_REDIRECTS = 5
 
 T = TypeVar("T")
@@ -175,11 +177,12 @@ class Session:
 
     def _document(self, response: httpx2.Response, activity: str) -> bytes:
         """The body of a response, of at most ``MAX_DOCUMENT_BYTES``."""
-        body = b""
+        body, ends = b"", time.monotonic() + MAX_DOCUMENT_SECONDS
         for chunk in self.chunks(response):
             body += chunk
-            if len(body) > MAX_DOCUMENT_BYTES:
-                problem = f"{self.registry} sends more than {MAX_DOCUMENT_BYTES >> 20} MiB where a document is expected"
+            if len(body) > MAX_DOCUMENT_BYTES or time.monotonic() > ends:
+                limit = f"{MAX_DOCUMENT_BYTES >> 20} MiB, or for more than {MAX_DOCUMENT_SECONDS} s,"
+                problem = f"{self.registry} sends more than {limit} where a document is expected"
                 raise RegistryFailed(f"{activity}: {problem}", "is it a registry?")
         return body
 
