@@ -72,7 +72,7 @@ class Descriptor:
             raise BadInput(f"{str(document)[:200]} is not an OCI descriptor", "the image is damaged: fetch it again") from error
 
 
-_SETTINGS = {"User": str, "WorkingDir": str, "Labels": dict, "Env": list, "Entrypoint": list, "Cmd": list}
+_SETTINGS: dict[str, type] = {"User": str, "WorkingDir": str, "Labels": dict, "Env": list, "Entrypoint": list, "Cmd": list}
 
 
 def require_config(config: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ def require_config(config: Mapping[str, Any]) -> None:
     settings, history = config.get("config") or {}, config.get("history") or []
     if not isinstance(settings, dict) or not isinstance(history, list) or not all(isinstance(step, dict) for step in history):
         raise ValueError("config or history has another form than that of an image")
-    values = [(key, str, config.get(key)) for key in ("os", "architecture")]
+    values: list[tuple[str, type, Any]] = [(key, str, config.get(key)) for key in ("os", "architecture")]
     values += [(key, kind, settings[key]) for key, kind in _SETTINGS.items() if settings.get(key) is not None]
     for key, kind, value in values:
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
