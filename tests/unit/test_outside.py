@@ -112,6 +112,8 @@ ADVERSARIAL = {
     "overflow": "a = 1e999",
     "digits": f"a = {'9' * 5_000}",
     "underscores": f"a = {'9_' * 5_000}9",
+    "NUL": 'a = ["\\u0000"]',
+    "NUL after backslashes": f'a = "{chr(92) * 400_000}\\U00000000"',
 }
 
 
@@ -125,7 +127,8 @@ def test_adversarial_toml_takes_linear_time(kind: str) -> None:
 
 def test_toml_documents_are_kept() -> None:
     text = '"a.b".c.d = 1.5\nurl = "https://a.b.c.d/e.f.g.h.i.j.k.l.m.n.o.p.q.r.s.t"\n[x]\ny = [0x1f, "2.11.0+cu130"]\n'
-    content = {"a.b": {"c": {"d": 1.5}}, "x": {"y": [31, "2.11.0+cu130"]}}
+    text += 'backslash = "\\\\u0000"\n'
+    content = {"a.b": {"c": {"d": 1.5}}, "x": {"y": [31, "2.11.0+cu130"], "backslash": "\\u0000"}}
     assert outside.parse_toml(text).items() > content.items()
 
 

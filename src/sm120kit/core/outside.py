@@ -182,7 +182,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML document.
 
     Raises:
-        ValueError: it is not TOML, too large, nested too deeply, or has a number without a finite value or of too many digits.
+        ValueError: it is not TOML, too large, nested too deeply, or has a number without a finite value or of too many digits,
+            or the character U+0000.
     """
     if len(text) > MAX_TOML_BYTES:
         raise ValueError(f"it has more than {MAX_TOML_BYTES // 2**20} MiB")
@@ -190,6 +191,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")
     if _LONG_NUMBER.search(text):
         raise ValueError("a number has too many digits")
+    if _NUL.search(text):
+        raise ValueError("a text has the character U+0000, which no argument, variable or file name can have")
     try:
         content: dict[str, Any] = _shallow(tomllib.loads(text, parse_float=number))
     except RecursionError:
@@ -213,6 +216,7 @@ _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY
 """A dotted key for which tomllib needs quadratic time. The quantifiers are possessive, so that the search is linear."""
 _LONG_NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d_?){300}")
 """A number for which Python needs quadratic time where its limit (``PYTHONINTMAXSTRDIGITS``) is off."""
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\(?:u0000|U0{8})")
 
 
 def _shallow(document: Any) -> Any:
