@@ -13,7 +13,7 @@ import contextlib
 import json
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,8 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float6
 EXPERTS, HIDDEN, INNER, TOP = 4, 256, 128, 2
 RAGGED = (1, 6, 100, 129, 300)
 """Tokens of the GEMMs, most of them no multiple of anything."""
+Rounding = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""What the tensor cores multiply for values, by the scale of the tensor."""
 
 
 # A checkpoint in the format of ModelOpt, and float64 arithmetic on it
@@ -73,7 +75,9 @@ class Experts:
                 self.packed[expert, name], self.scales[expert, name] = quantize(weight, self.scale[expert, name])
                 self.input[expert, name] = torch.tensor((0.6 if name == "down" else 4.0) * (1 + expert / 4) / (6 * 448))
 
-    def reference(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def reference(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, rounded: Rounding = activations
+    ) -> torch.Tensor:
         """The MoE in float64, with activations rounded to NVFP4 as the kernels do."""
         output = torch.zeros(x.shape, dtype=torch.float64)
         for token, chosen in enumerate(ids.tolist()):
@@ -82,9 +86,9 @@ class Experts:
                     name: decode(self.packed[expert, name], self.scales[expert, name]) * self.scale[expert, name].double()
                     for name in ("gate", "up", "down")
                 }
-                row = activations(x[token : token + 1], self.input[expert, "gate"])
+                row = rounded(x[token : token + 1], self.input[expert, "gate"])
                 gate, up = row @ dense["gate"].T, row @ dense["up"].T
-                inner = activations(gate * gate.sigmoid() * up, self.input[expert, "down"])
+                inner = rounded(gate * gate.sigmoid() * up, self.input[expert, "down"])
                 output[token] += weights[token, slot].double() * (inner @ dense["down"].T)[0]
         return output
 
