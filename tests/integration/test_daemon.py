@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from layout_images import add_image
 
-from sm120kit.core.errors import DaemonUnreachable, RequirementMissing, ResourceUnavailable
+from sm120kit.core.errors import DaemonUnreachable, NotVerified, RequirementMissing, ResourceUnavailable
+from sm120kit.core.workspace import Workspace
 from sm120kit.images import docker
 from sm120kit.images.docker import Daemon
+from sm120kit.images.oci import Layout
 from sm120kit.serving import server_containers
+from sm120kit.serving._remote_nodes import RemoteMachine
 
 IMAGE = {"Id": "sha256:1", "Os": "linux", "Architecture": "amd64", "Size": 7, "Config": {"User": "1000"}, "RootFS": {}}
 
@@ -31,6 +35,15 @@ def test_images_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert daemon.inspect("x:1") is None
     found = daemon.find("x:2")
     assert (found.id, found.platform, found.bytes, found.user, found.layers) == ("sha256:1", "linux/amd64", 7, "1000", ())
+
+
+def test_other_content_in_the_daemon_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = "[ $1 = load ] && cat >/dev/null && echo 'Loaded image ID: sha256:1' && exit"
+    program(tmp_path, monkeypatch, f"{loads}\necho '{json.dumps([IMAGE])}'")
+    workspace = Workspace.open(tmp_path / "state")
+    layout, (manifest, _) = Layout(workspace.root / "oci"), add_image(workspace, (1,), size=2**10)
+    with pytest.raises(NotVerified, match=r"10\.0\.0\.2"):
+        RemoteMachine("10.0.0.2").load(layout, manifest)
 
 
 def test_archive_is_streamed_to_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import resource
+import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -94,3 +97,16 @@ def test_page_without_end_does_not_take_the_memory(tmp_path: Path, monkeypatch: 
         requirements = resolver.Requirements(("x==1",), "3.12", "manylinux_2_35_x86_64")
         with pytest.raises(FetchFailed, match=r"uv needs more than 0\.5 GiB"):
             resolver.resolve_wheels(requirements, Workspace.open(tmp_path / "state"), sources.Origin(server.url))
+
+
+def test_lower_limit_of_memory_stays() -> None:
+    """Of a user who cannot raise it: the resolver runs with it."""
+
+    def restrict() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
+        if os.geteuid() == 0:
+            os.setuid(65_534)
+
+    argv = ["/bin/sh", "-c", resolver._LIMITED, str(resolver.MAX_RESOLVER_BYTES >> 10), "/bin/sh", "-c", "ulimit -d"]
+    done = subprocess.run(argv, capture_output=True, text=True, preexec_fn=restrict)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{2**20}\n", "")

@@ -168,6 +168,42 @@ def test_a_word_without_an_option_is_refused(engine: str, option: str, tmp_path:
     assert isinstance(result.exception, BadInput) and "unknown argument False" in result.exception.message
 
 
+@pytest.mark.parametrize(
+    ("engine", "argv", "refused"),
+    [
+        (
+            "vllm-0.33.0",
+            ["--port", "9", "--host=127.0.0.1", "--model", "other/model"],
+            ["--port 9", "--host 127", "--model other"],
+        ),
+        ("sglang-0.5.23", ["--por=30000", "--model-path", "other/model"], ["--port 30000", "--model-path other/model"]),
+        ("vllm-0.33.0", ["--port=8000", "--host", "::", "--model", "Qwen/Qwen3.5-27B-FP8", "--served-model-name", "mine"], []),
+        ("sglang-0.5.23", ["--port", "8000", "--host", "0.0.0.0", "--model", "/model", "--served-model-name", "mine"], []),
+    ],
+)
+def test_address_and_model_are_those_of_serve(engine: str, argv: list[str], refused: list[str], tmp_path: Path) -> None:
+    """Others are refused; the same are given once, so that those of several machines and of a snapshot stay."""
+    file = with_arguments(tmp_path, engine, argv)
+    result = CliRunner().invoke(app, ["config", "check", str(file)])
+    assert result.exit_code == (1 if refused else 0), result.output
+    if refused:
+        assert isinstance(result.exception, BadInput) and all(text in result.exception.message for text in refused)
+        return
+    words = arguments.serve_arguments(configurations.load(str(file)), "/model/snapshots/1", ("10.0.0.1", 9000))
+    given = parser.options(engine, words)
+    assert (given["--host"], given["--port"], given["--served-model-name"]) == ("10.0.0.1", "9000", "mine")
+    assert "/model/snapshots/1" in words and not {"/model", "--model"} & {*words}
+
+
+@pytest.mark.parametrize(("writable", "ok"), [(False, False), (True, True)])
+def test_temporary_files_can_be_mounted_where_the_root_is_writable(writable: bool, ok: bool, tmp_path: Path) -> None:
+    file = with_arguments(tmp_path, "vllm-0.33.0", [])
+    text = f'\n[container]\nwritable_root = {str(writable).lower()}\nmounts = {{ "/tmp" = "/tmp" }}\n'
+    file.write_text(re.sub(r"^\[container\].*?(?=^\[)", "", file.read_text(), flags=re.MULTILINE | re.DOTALL) + text)
+    result = CliRunner().invoke(app, ["config", "check", str(file)])
+    assert result.exit_code == (0 if ok else 1) and (ok or "/tmp" in str(result.exception)), result.output
+
+
 def with_arguments(directory: Path, engine: str, argv: list[str]) -> Path:
     """A configuration of a file of the user with these arguments."""
     file = directory / "qwen3.5-27b-fp8-1x-rtx-pro-6000.toml"
@@ -215,12 +251,12 @@ def test_argument_that_needs_an_extra_requires_it_of_the_lockfile() -> None:
 
 def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
     """Form, and each argument that the parser, the lockfile or the image refuses."""
-    wrong = ["--no-such-option", "--port", "x", "--load-format", "runai_streamer", "--chat-template", "my.jinja"]
+    wrong = ["--no-such-option", "--max-num-seqs", "x", "--load-format", "runai_streamer", "--chat-template", "my.jinja"]
     file = with_arguments(tmp_path, "vllm-0.33.0", [*wrong, "--block-size", "y"])
     file.write_text(file.read_text().replace("edition = 1", "editions = 1"))
     result = CliRunner().invoke(app, ["config", "check", str(file)])
     assert isinstance(result.exception, BadInput) and "6 problems" in result.exception.message
-    for name in ("editions", "--no-such-option", "--port", "--block-size", "runai-model-streamer", "my.jinja"):
+    for name in ("editions", "--no-such-option", "--max-num-seqs", "--block-size", "runai-model-streamer", "my.jinja"):
         assert name in result.exception.message
 
 

@@ -113,6 +113,7 @@ ADVERSARIAL = {
     "digits": f"a = {'9' * 5_000}",
     "underscores": f"a = {'9_' * 5_000}9",
     "NUL": 'a = ["\\u0000"]',
+    "NUL in a key": '"a\\u0000".b = 1',
     "NUL after backslashes": f'a = "{chr(92) * 400_000}\\U00000000"',
 }
 
@@ -127,8 +128,11 @@ def test_adversarial_toml_takes_linear_time(kind: str) -> None:
 
 def test_toml_documents_are_kept() -> None:
     text = '"a.b".c.d = 1.5\nurl = "https://a.b.c.d/e.f.g.h.i.j.k.l.m.n.o.p.q.r.s.t"\n[x]\ny = [0x1f, "2.11.0+cu130"]\n'
-    text += 'backslash = "\\\\u0000"\n'
-    content = {"a.b": {"c": {"d": 1.5}}, "x": {"y": [31, "2.11.0+cu130"], "backslash": "\\u0000"}}
+    text += "backslash = \"\\\\u0000\" # \\u0000\nliteral = '[^\\u0000-\\u001f]'\n"
+    content = {
+        "a.b": {"c": {"d": 1.5}},
+        "x": {"y": [31, "2.11.0+cu130"], "backslash": "\\u0000", "literal": r"[^\u0000-\u001f]"},
+    }
     assert outside.parse_toml(text).items() > content.items()
 
 

@@ -17,6 +17,7 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +192,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")
     if _LONG_NUMBER.search(text):
         raise ValueError("a number has too many digits")
-    if _NUL.search(text):
-        raise ValueError("a text has the character U+0000, which no argument, variable or file name can have")
     try:
-        content: dict[str, Any] = _shallow(tomllib.loads(text, parse_float=number))
+        content: dict[str, Any] = _shallow(tomllib.loads(text, parse_float=number), refused="\0")
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     return content
@@ -216,16 +215,20 @@ _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY
 """A dotted key for which tomllib needs quadratic time. The quantifiers are possessive, so that the search is linear."""
 _LONG_NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d_?){300}")
 """A number for which Python needs quadratic time where its limit (``PYTHONINTMAXSTRDIGITS``) is off."""
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\(?:u0000|U0{8})")
 
 
-def _shallow(document: Any) -> Any:
-    """A document with nesting that no later recursion exceeds, and integers that no later arithmetic overflows."""
+def _shallow(document: Any, refused: str | None = None) -> Any:
+    """A document with nesting that no later recursion exceeds, integers that no later arithmetic overflows, and no character
+    ``refused`` in a text."""
     level = [document] if isinstance(document, dict | list) else []
     for _ in range(MAX_DEPTH):
         children = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)]
         if any(type(child) is int and child.bit_length() > _BITS for child in children):
             raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+        if refused and any(refused in text for text in chain(children, *level) if isinstance(text, str)):
+            raise ValueError(
+                f"a text has the character U+{ord(refused):04X}, which no argument, variable or file name can have"
+            )
         level = [child for child in children if isinstance(child, dict | list)]
         if not level:
             return document

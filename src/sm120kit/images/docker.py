@@ -45,6 +45,7 @@ class Daemon:
         """
         if not process.find_program("docker"):
             raise RequirementMissing("the program docker is not on PATH", "install docker, or put it on PATH")
+        self.name = f"the daemon of {host}" if host else "the daemon"
         self._env = {"DOCKER_HOST": host} if host else None
         _require_success("connecting", docker("version", "--format", "{{.Server.Version}}", env=self._env))
 

@@ -57,7 +57,7 @@ def load_untagged(layout: Layout, manifest: str, daemon: Daemon, references: Ite
         loaded = _send(layout, manifest, daemon)
     if loaded.content != image.content:
         raise NotVerified(
-            f"the daemon loaded {loaded.id} with content {loaded.content}; that of {image.id} is {image.content}",
+            f"{daemon.name} loaded {loaded.id} with content {loaded.content}; that of {image.id} is {image.content}",
             f"docker rmi {loaded.id}; look at the daemon's log",
         )
     return loaded

@@ -11,7 +11,7 @@ from typing import Any
 from sm120kit import recipes
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import parse_json
-from sm120kit.engines import Node, of_recipe, parser
+from sm120kit.engines import Engine, Node, of_recipe, parser
 from sm120kit.recipes import load_engine, locate, lock_path, lockfile
 from sm120kit.recipes.configurations import DEFAULT_CACHES, Configuration, texts_only
 from sm120kit.recipes.schema import EngineRecipe
@@ -24,6 +24,8 @@ ADDED_FILES = "/opt/sm120kit/files"
 """Where an image has the files that its recipe adds."""
 ROOT_HOME, HOME = "/root", "/home/sm120kit"
 """Homes in the container: of root, the one that configurations name, and of the user in the images of sm120kit."""
+PLACES = (MODEL_DIRECTORY, ADDED_FILES, HOME, "/tmp")
+"""What the container needs, beside caches; the last unless its root can be written."""
 
 
 def require_known(configuration: Configuration) -> bool:
@@ -62,15 +64,35 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
     launched = (*of_recipe(name).model_arguments(MODEL_DIRECTORY), *argv)  # a word without an option is no second model
     for reason in parser.rejections(known, launched) if known else ():
         yield f"the argument parser of {name} rejects: {reason}"
+    given, model = parser.options(name, argv), data.get("model")
+    for option, meaning in _of_serve(of_recipe(name)).items():
+        kept, remedy = _SERVED[meaning]
+        same = (*kept, model.get("repository") if meaning == "model" and isinstance(model, dict) else "")
+        if (given.get(option) or kept[0]) not in same:
+            yield f"arguments: {option} {given[option]}: in the container it is {kept[0]}; omit it, and use {remedy}"
     container = data.get("container")
     container = container if isinstance(container, dict) else {}
     mounts, caches = container.get("mounts"), container.get("caches", list(DEFAULT_CACHES))
     mounts = tuple(mounts) if isinstance(mounts, dict) else ()
     yield from _absent_files(name, argv, mounts)
-    yield from _collisions(mounts, (MODEL_DIRECTORY, ADDED_FILES, HOME, "/tmp", *(caches if texts_only(caches) else ())))
+    taken = PLACES[: -1 if container.get("writable_root") else None]
+    yield from collisions(mounts, (*taken, *(caches if texts_only(caches) else ())))
 
 
-def _collisions(mounts: Sequence[str], taken: Sequence[str]) -> Iterator[str]:
+_SERVED = {
+    "model": ((MODEL_DIRECTORY,), "model.repository"),
+    "host": (("0.0.0.0", "::"), "`sm120kit serve --listen ADDRESS`"),
+    "port": ((str(PORT),), "`sm120kit serve --port PORT`"),
+}
+"""Values of what ``serve`` sets, by meaning, with which its server is the same, and where others are stated."""
+
+
+def _of_serve(engine: Engine) -> dict[str, str]:
+    """The options of ``_SERVED`` with their meanings."""
+    return {option: meaning for meaning in _SERVED for option in engine.options.get(meaning, ())}
+
+
+def collisions(mounts: Sequence[str], taken: Sequence[str]) -> Iterator[str]:
     """Mounts at or above a place that the container needs, or in the directory of the model, which is read-only."""
     for target in mounts:
         path = PurePosixPath("/", posixpath.normpath(target).lstrip("/"))
@@ -131,7 +153,9 @@ def serve_arguments(
     ``model`` is the model's directory in the container, and the server listens there on ``address``.
     """
     name = configuration.model.repository
-    given = [re.sub(f"^{MODEL_DIRECTORY}(?=/)", lambda _: model, argument) for argument in configuration.arguments]
+    own, split = _of_serve(configuration.served_by), parser.split(configuration.engine, configuration.arguments)
+    kept = [word for option, words in split if option not in own for word in words]
+    given = [re.sub(f"^{MODEL_DIRECTORY}(?=/)", lambda _: model, argument) for argument in kept]
     return configuration.served_by.serve_arguments(model, name, address, given, node)
 
 

@@ -10,7 +10,7 @@ from sm120kit.core.secrets import is_secret_name
 from sm120kit.engines import parser
 from sm120kit.recipes import EngineRecipe
 from sm120kit.recipes._shell_words import unset
-from sm120kit.recipes.arguments import MODEL_DIRECTORY, missing_extras, problems
+from sm120kit.recipes.arguments import MODEL_DIRECTORY, PLACES, ROOT_HOME, collisions, missing_extras, problems
 from sm120kit.recipes.configurations import completed
 from sm120kit.recipes.launch_command import LaunchCommand, is_download_cache, is_kernel_cache
 
@@ -148,7 +148,8 @@ class _Import:
             holds_model = folder and (folder == target or folder.startswith(f"{target}/"))
             if holds_model or is_download_cache(target) or is_kernel_cache(target):
                 continue
-            if source.startswith(("/dev", "/var/run", "/run", "/sys", "/proc", "..", "$")):
+            unusable = source.startswith(("/dev", "/var/run", "/run", "/sys", "/proc", "..", "$"))
+            if unusable or any(collisions((target,), (*PLACES, ROOT_HOME))):
                 self.left_out.append(f"mount {source} at {target}")
             else:
                 yield target, source.rstrip("/") or "/"

@@ -27,7 +27,8 @@ from sm120kit.sources.source_records import LockedWheel
 MAX_RESOLVER_BYTES = 4 * 2**30
 """Limit for the memory of uv, which reads a page of an index to its end; for vLLM it needs 0.1 GB."""
 
-_LIMITED = 'ulimit -d "$0" && exec "$@"'
+_LIMITED = 'ulimit -d "$0" 2>/dev/null; exec "$@"'
+"""Where the limit cannot be set, a lower one holds."""
 
 
 @dataclass(frozen=True)
