@@ -81,8 +81,8 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
 
 _SERVED = {
     "model": ((MODEL_DIRECTORY,), "model.repository"),
-    "host": (("0.0.0.0", "::"), "`sm120kit serve --listen ADDRESS`"),
-    "port": ((str(PORT),), "`sm120kit serve --port PORT`"),
+    "host": (("0.0.0.0", "::"), "--listen of `sm120kit serve`"),
+    "port": ((str(PORT),), "--port of `sm120kit serve`"),
 }
 """Values of what ``serve`` sets, by meaning, with which its server is the same, and where others are stated."""
 
