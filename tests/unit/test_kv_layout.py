@@ -46,6 +46,11 @@ def layout(config: dict[str, Any]) -> KvCache:
         (WINDOWED | {"layer_types": ["full_attention", "sliding_attention"] * 2}, 2 * PAIR, 2 * PAIR * 64),
         (WINDOWED | {"sliding_window_pattern": 4}, PAIR, 3 * PAIR * 64),
         (WINDOWED | {"sliding_window_pattern": "LLLG"}, PAIR, 3 * PAIR * 64),
+        (
+            WINDOWED | {"sliding_window_pattern": [1, 1, 1, 0], "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+            PAIR,
+            3 * PAIR * 64,
+        ),
         (WINDOWED | {"model_type": "gemma2"}, 2 * PAIR, 2 * PAIR * 64),
         (
             WINDOWED

@@ -222,7 +222,7 @@ def _stated_kinds(config: _Config, layers: int) -> Iterator[tuple[str, tuple[str
     for key in ("sliding_window_pattern", "_sliding_window_pattern"):
         if isinstance(pattern := config.get(key), str):  # EXAONE 4: LLLG
             yield key, _named(key, (pattern * layers)[:layers])
-        elif (period := config.number(key, limit=LAYER_LIMIT)) and not config.get("layer_types"):
+        elif not config.get("layer_types") and (period := config.number(key, limit=LAYER_LIMIT)):
             yield key, _every(layers, period, period - 1, FULL, WINDOW)
 
 
