@@ -38,7 +38,7 @@ from patch_series import (
 
 from sm120kit import patches
 from sm120kit.core.errors import BadInput, Mismatch, PatchConflict, SystemRefused
-from sm120kit.patches import _export
+from sm120kit.patches import _export, format
 from sm120kit.patches.patch_records import PatchedTree, PatchState
 from sm120kit.sources.git import Repository
 from sm120kit.sources.source_records import Checkout, VendoredProject
@@ -274,6 +274,23 @@ def test_malformed_patches_are_rejected(
     (patch_dir.root / "cutlass/first.patch").write_bytes(good.replace(old, new))
     with pytest.raises(BadInput, match=problem):
         patches.apply(checkout_of(tmp_path / "r", BASE), inside(), patch_dir.root, patch_dir.overrides)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("series", 1), ("large.patch", 16)])
+def test_files_of_a_series_have_a_limit(patch_dir: PatchDirectory, name: str, limit: int) -> None:
+    (patch_dir.root / "flashinfer").mkdir(parents=True, exist_ok=True)
+    (patch_dir.root / "flashinfer/series").write_text("large\n")
+    with (patch_dir.root / "flashinfer" / name).open("ab") as file:
+        file.truncate(2**40)
+    with pytest.raises(BadInput, match=rf"{name} cannot be read: it has more than {limit} MiB") as refused:
+        patches.load(patch_dir.root, "flashinfer")
+    assert refused.value.hint
+
+
+def test_no_patch_is_written_that_a_series_cannot_have(patch_dir: PatchDirectory) -> None:
+    content = patch_text(patch_dir.edit(BUILDER, 10, "ten\n"))
+    large = content.replace(b"Applies-To", b"x\n" * 2**23 + b"\nApplies-To", 1)
+    assert [format.parse("cutlass", Path("x.patch"), each)[0] is None for each in (content, large)] == [False, True]
 
 
 def test_patch_does_not_follow_links_in_the_tree(patch_dir: PatchDirectory, tmp_path: Path) -> None:
@@ -540,6 +557,27 @@ def test_export_edits_runs_no_program_of_the_repository(patch_dir: PatchDirector
     assert export_edits(clone, checkout, patch_dir.root) == []
     assert not mark.exists()
     assert signed in (clone / ".git/refs/heads/series").read_text()
+
+
+def test_export_edits_runs_no_program_of_a_repository_inside(patch_dir: PatchDirectory, tmp_path: Path) -> None:
+    """A work tree may have the work tree of somebody else's repository as a submodule."""
+    checkout = checkout_of(tmp_path / "r", BASE)
+    clone, mark = tmp_path / "clone", tmp_path / "program-ran"
+    patches.edit(patches.apply(checkout, inside(), patch_dir.root, patch_dir.overrides), clone, RECIPE, KEY)
+    other = clone / "other"
+    for directory in (other, clone):
+        subprocess.run(["git", "init", "--quiet", directory], check=True)
+        (directory / "file").write_text("one\n")
+        git_in(directory, "add", "--all")
+        git_in(directory, "commit", "--quiet", "--message=other: add")
+    with (other / ".git/config").open("a") as config:
+        config.write(f'[filter "evil"]\nclean = touch {mark}\n')
+    (other / ".git/info").mkdir(exist_ok=True)
+    (other / ".git/info/attributes").write_text("* filter=evil\n")
+    (other / "file").write_text("two\n")
+    with pytest.raises(BadInput):
+        export_edits(clone, checkout, patch_dir.root)
+    assert not mark.exists()
 
 
 def sign(clone: Path) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,13 +259,7 @@ class Layout:
             Mismatch: it is missing or changed.
             BadInput: it is none.
         """
-        digest = Descriptor.from_json(self.manifest(manifest_digest)["config"]).digest
-        config = self._document(digest)
-        try:
-            require_config(config)
-        except ValueError as error:
-            raise BadInput(f"{self.path(digest)}: {error}", "the image is damaged: fetch it again") from error
-        return config
+        return self._document(Descriptor.from_json(self.manifest(manifest_digest)["config"]).digest, require_config)
 
     def image(self, manifest_digest: str) -> Image:
         """An image as a container daemon describes it, where the digest of the config is its id."""
@@ -404,13 +398,14 @@ class Layout:
             if f"sha256:{file_sha256(self.path(blob))}" != blob:
                 raise _damaged(self.path(blob), "does not have the sha256 of its name")
 
-    def _document(self, digest: str) -> dict[str, Any]:
+    def _document(self, digest: str, require: Callable[[dict[str, Any]], None] = lambda document: None) -> dict[str, Any]:
         try:
             document = parse_json(self.read(digest))
             if not isinstance(document, dict):
                 raise ValueError("no object")
+            require(document)
         except ValueError as error:
-            raise BadInput(f"{self.path(digest)} is not JSON: {error}", "the image is damaged: fetch it again") from error
+            raise BadInput(f"{self.path(digest)} is damaged: {error}", "the image is damaged: fetch it again") from error
         return document
 
     def _blobs_of(self, digest: str) -> set[str]:

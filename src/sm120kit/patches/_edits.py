@@ -182,7 +182,7 @@ def export_edits(directory: Path, source: EditedSource, root: Path, key: bytes, 
                 "finish with `git rebase --continue`, or `git switch series`; `git branch -f series` moves series to HEAD",
             )
         with repository.index(SERIES) as index:
-            if changes := index.git(f"--work-tree={directory}", "status", "--porcelain").stdout:
+            if changes := index.git(f"--work-tree={directory}", "status", "--porcelain", "--ignore-submodules=dirty").stdout:
                 raise BadInput(f"{directory} has uncommitted changes:\n{changes.rstrip()}", "commit or remove them")
         projects = projects_in_tree(pin, inside)
         exported = export(repository, BASE, SERIES, projects)

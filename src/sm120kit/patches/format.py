@@ -34,8 +34,8 @@ REPEATABLE = ("Signed-off-by", "Probe")
 PLACEHOLDER = "TODO"
 """What a text starts with that is still to be written."""
 
-MAX_SPECIFIERS = 100
-"""Limit for the version specifiers of an ``Applies-To``: disjoint ranges are tried on the bounds of both."""
+MAX_SPECIFIERS, MAX_PATCH_BYTES = 100, 2**24
+"""Limits for the version specifiers of an ``Applies-To``, as disjoint ranges are tried on the bounds of both; for a file."""
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _Report = Callable[[int, str], None]
@@ -152,6 +152,8 @@ def render(author: str, date: datetime, subject: str, body: str, diff: bytes) ->
 def parse(project: str, file: Path, content: bytes) -> tuple[Patch | None, list[Problem]]:
     """Parse a patch file: the patch, or None if an essential part is missing, and every problem in it."""
     problems: list[Problem] = []
+    if len(content) > MAX_PATCH_BYTES:
+        return None, [Problem(file, 1, f"it has more than {MAX_PATCH_BYTES >> 20} MiB")]
 
     def report(line: int, text: str) -> None:
         problems.append(Problem(file, line, text))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from sm120kit.core.data_roots import built_in_below, origin_of
 from sm120kit.core.errors import BadInput, SystemRefused
-from sm120kit.core.outside import read_toml
+from sm120kit.core.outside import read_found, read_toml
 from sm120kit.patches import evidence
 from sm120kit.patches._message import to_fill_in
 from sm120kit.patches.diff import Problem
-from sm120kit.patches.format import Patch, overlap, parse
+from sm120kit.patches.format import MAX_PATCH_BYTES, Patch, overlap, parse
 from sm120kit.patches.patch_records import projects_in_tree
 from sm120kit.sources.source_records import Pin, VendoredProject
 
@@ -39,8 +39,8 @@ def wanted(root: Path, projects: Collection[str]) -> tuple[Wanted, ...]:
     )
 
 
-MAX_SLUG = 100
-"""Limit for the characters of a slug, so that names of patch and evidence files are short enough for any file system."""
+MAX_SLUG, MAX_SERIES_BYTES = 100, 2**20
+"""Limits for a slug, so that names of patch and evidence files are short enough for any file system; for a series file."""
 
 _SLUG = re.compile(r"[a-z0-9]+(?:[-._]{1,2}[a-z0-9]+)*")
 
@@ -175,7 +175,7 @@ def read_own(root: Path, project: str) -> tuple[tuple[Patch, ...], list[Problem]
         elif not file.is_file() or file.is_symlink():
             problems.append(Problem(directory / "series", number, f"there is no file {slug}.patch"))
         else:
-            patch, problems_of_patch = parse(project, file, file.read_bytes())
+            patch, problems_of_patch = parse(project, file, _content(file, MAX_PATCH_BYTES))
             problems += problems_of_patch
             patches += [patch] if patch else []
     for file in sorted(directory.glob("*.patch")):
@@ -223,6 +223,13 @@ def slug_problem(slug: str) -> str:
 def _text(series: Path) -> str:
     """The text of a series file; empty if there is none."""
     try:
-        return series.read_text(encoding="utf-8") if series.is_file() else ""
+        return _content(series, MAX_SERIES_BYTES).decode() if series.is_file() else ""
     except UnicodeDecodeError as error:
         raise BadInput(f"{series} is not text: {error}", "patches/README.md describes the format") from error
+
+
+def _content(file: Path, limit: int) -> bytes:
+    try:
+        return read_found(file, limit)
+    except OSError as error:
+        raise BadInput(f"{file} cannot be read: {error.strerror}", "patches/README.md describes the format") from error

@@ -17,12 +17,9 @@ from sm120kit.sources._settings import Settings
 
 MAX_FILE_BYTES = 8 * 2**30
 """Limit for a downloaded file; the largest wheel today has 3 GB."""
-MAX_PAGE_BYTES = 32 * 2**20
-"""Limit for an index page, which is read into memory, and for the body of a redirect or an error."""
-MAX_PAGE_SECONDS = 300
-"""Limit for the time that an index page takes; a file may take longer."""
-MAX_PAGE_ENTRIES = 100_000
-"""Limit for the links or objects of an index page, for each of which unearth needs 0.1 ms. JSON has three objects a file."""
+MAX_PAGE_BYTES, MAX_PAGE_SECONDS, MAX_PAGE_ENTRIES = 32 * 2**20, 300, 100_000
+"""Limits for an index page, which is read into memory, and for the body of a redirect or an error; for a page's links or
+objects, for each of which unearth needs 0.1 ms. JSON has three objects a file."""
 
 
 class Exceeded(Exception):

@@ -28,10 +28,8 @@ from sm120kit.images.oci import MAX_DOCUMENT_BYTES
 if TYPE_CHECKING:
     import httpx2
 
-MAX_WAIT_SECONDS = 120
-"""Limit for ``Retry-After``: a registry that requests a longer wait has refused."""
-MAX_DOCUMENT_SECONDS = 300
-"""Limit for the time that a manifest, config or token takes."""
+MAX_WAIT_SECONDS, MAX_DOCUMENT_SECONDS = 120, 300
+"""Limits for ``Retry-After``, beyond which a registry has refused, and for the time that a manifest, config or token takes."""
 MAX_REDIRECTS = 5
 
 T = TypeVar("T")
