@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -102,6 +103,21 @@ def test_init_makes_a_git_repository(built_in: PatchDirectory, tmp_path: Path) -
     status = subprocess.run(["git", "-C", made, "status", "--short"], check=True, capture_output=True, text=True)
     assert {"?? recipes/", "?? sm120kit.toml"} <= {*status.stdout.splitlines()}
     succeeds("-C", str(made), "patch", "check")
+
+
+def test_git_ignores_files_that_a_killed_command_leaves(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = functools.partial(subprocess.check_output, ["git", "status", "--porcelain", "--untracked-files=all"], cwd=own)
+    before, meanwhile = listed(), list[object]()
+
+    def killed(*_: object) -> None:
+        meanwhile.append(listed())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    for write in (lambda file: write_together({file: b""}), lambda file: write_atomic(file, b"")):
+        with pytest.raises(KeyboardInterrupt):
+            write(own / "patches/cutlass/x.patch")
+    assert meanwhile == [before, before]
 
 
 def test_init_in_a_git_repository_makes_no_second_one(built_in: PatchDirectory, tmp_path: Path) -> None:

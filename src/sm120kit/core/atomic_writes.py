@@ -30,7 +30,7 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
 def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """A new file that replaces ``path`` when the block ends, and is removed if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".partial")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -57,7 +57,7 @@ def write_together(files: Mapping[Path, bytes | None]) -> None:
     def stage(path: Path, content: bytes) -> Path:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".partial")
             temporary.append(Path(name))
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
