@@ -392,7 +392,8 @@ def test_results_name_the_local_patches_of_a_server(tmp_path: Path) -> None:
     assert served_from(replace(run, local="")).local is None
 
 
-def test_patch_and_image_are_not_both_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words = ["--patch", "x.patch", "--image", "y", "--state", str(tmp_path / "state")]
+@pytest.mark.parametrize("option", [("--image", "y"), ("--print",), ("--compose", "-")])
+def test_an_image_is_built_only_for_a_server_that_starts_in_it(option: tuple[str, ...], tmp_path: Path) -> None:
+    words = ["--patch", "x.patch", *option, "--state", str(tmp_path / "state")]
     result = CliRunner().invoke(app, ["serve", "gpt-oss-20b-1x-rtx-pro-6000", *words])
-    assert result.exit_code == 2 and "--patch" in result.output
+    assert result.exit_code == 2 and "--patch" in result.output and "--image" in result.output

@@ -176,6 +176,10 @@ class PlannedOutput(SpannedNodes):
         """
         if self and server.verify:
             raise typer.BadParameter("nothing is started that could be probed", param_hint="--verify")
+        if self and server.patch:
+            raise typer.BadParameter(
+                "nothing is built to print: name an image that `sm120kit build` made by --image", param_hint="--patch"
+            )
         if self and server.drop_caches:
             raise typer.BadParameter("nothing is started", param_hint="--drop-caches")
         if self.root and not self:

@@ -197,8 +197,8 @@ def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place
     nearest = (line for lines in problems.values() if len(lines) == fewest for line in lines)
     raise BadInput(
         "\n".join([f"{patch.file} is for no project of this recipe", *nearest]),
-        "choose the recipe of the project that has its files; of an engine, Python files of its wheel can be patched; "
-        "split a patch of several projects",
+        "choose the recipe of the project that has its files, for `patch import` by --recipe; of an engine, "
+        "Python files of its wheel can be patched; split a patch of several projects",
     )
 
 
