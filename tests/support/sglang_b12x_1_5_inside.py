@@ -29,6 +29,7 @@ from sglang_b12x_inside import (  # noqa: E402
     HIDDEN,
     INNER,
     RAGGED,
+    SELECTED,
     TOP,
     Experts,
     activations,
@@ -53,16 +54,6 @@ TOKENS = 24
 TIES_TO_EVEN = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
 """Codes of E2M1: of two that are as near, the first here is taken."""
 CHOSEN = ("--moe-runner-backend", "b12x", "--fp4-gemm-backend", "b12x")
-SELECTED = (
-    "attention_backend",
-    "moe_runner_backend",
-    "speculative_moe_runner_backend",
-    "fp4_gemm_runner_backend",
-    "kv_cache_dtype",
-    "quantization",
-    "page_size",
-    "speculative_algorithm",
-)
 VARIABLE = "SGLANG_MOE_NVFP4_DISPATCH"
 
 

@@ -304,9 +304,9 @@ SELECTED = (
     "kv_cache_dtype",
     "quantization",
     "page_size",
-    "mamba_scheduler_strategy",
     "speculative_algorithm",
 )
+"""Of the arguments of every release."""
 
 
 def server() -> None:
@@ -332,7 +332,7 @@ def server() -> None:
             except (ValueError, AssertionError) as error_:
                 answers[name] = str(error_)
             else:
-                answers[name] = {key: getattr(parsed, key) for key in SELECTED}
+                answers[name] = {key: getattr(parsed, key) for key in (*SELECTED, "mamba_scheduler_strategy")}
     print(json.dumps(answers))
 
 

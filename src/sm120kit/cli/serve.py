@@ -178,7 +178,7 @@ class PlannedOutput(SpannedNodes):
             raise typer.BadParameter("nothing is started that could be probed", param_hint="--verify")
         if self and server.patch:
             raise typer.BadParameter(
-                "nothing is built to print: name an image that `sm120kit build` made by --image", param_hint="--patch"
+                "nothing is built to print: build with `sm120kit build`, then name the image by --image", param_hint="--patch"
             )
         if self and server.drop_caches:
             raise typer.BadParameter("nothing is started", param_hint="--drop-caches")
