@@ -327,3 +327,13 @@ def test_written_options_have_a_line_each_whatever_their_values() -> None:
     text = configuration_file.text(given)
     assert tomllib.loads(text) == given
     assert '  "--max-model-len", "8",\n' in text
+
+
+def test_names_longer_than_a_file_name(tmp_path: Path) -> None:
+    """Records are files by the name of a recipe or a repository: none has a name of 3,000 characters."""
+    long = "x" * 3000
+    path = tmp_path / "qwen3.5-122b-nvfp4-2x-rtx-pro-6000.toml"
+    path.write_text(GOOD.replace("sglang-0.5.11-b12x", long).replace("txn545/", f"{long}/"))
+    assert configurations.load(str(path)).engine == long
+    with pytest.raises(NotFound, match="no configuration"):
+        configurations.load(long)

@@ -121,7 +121,7 @@ def test_output_before_a_failure_is_printed(capfd: pytest.CaptureFixture[str]) -
     ("failure", "kind", "message"),
     [
         (PermissionError(errno.EACCES, "Permission denied", "/a/file"), SystemRefused, "/a/file: Permission denied"),
-        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), SystemRefused, "File name too long"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300), BadInput, "File name too long"),
         (
             OSError(errno.ENOSPC, "No space left on device", "/a/file"),
             ResourceUnavailable,

@@ -146,6 +146,8 @@ def unexpected(failure: OSError | UnicodeError | RecursionError, trace: str) -> 
     message = f"{files}: {reason}" if files else reason
     if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and (full := disk_error(failure, Path(files or "."))):
         return full
+    if failure.errno == errno.ENAMETOOLONG:
+        return BadInput(message, "a name has at most 255 bytes, a path at most 4,095")
     if isinstance(failure, FileNotFoundError) and not files and not _has_current_directory():
         return SystemRefused("the current directory no longer exists", "change to another directory")
     if isinstance(failure, PermissionError):

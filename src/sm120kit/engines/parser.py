@@ -21,7 +21,7 @@ from pydantic_core import SchemaValidator, ValidationError, core_schema
 from sm120kit import engines
 from sm120kit.core import data_roots
 from sm120kit.core.errors import BadInput, did_you_mean
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import file_problem, parse_json
 
 Schema = Mapping[str, Any]
 """A JSON schema of the values that pydantic accepts."""
@@ -82,7 +82,7 @@ def load(recipe: str) -> ParserRecord | None:
         BadInput: the record is damaged.
     """
     path = record_path(recipe)
-    return _read(path, path.stat().st_mtime_ns) if path.is_file() else None
+    return None if file_problem(path) else _read(path, path.stat().st_mtime_ns)
 
 
 @lru_cache

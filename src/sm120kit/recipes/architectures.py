@@ -1,5 +1,6 @@
 """The sizes of a model's parts by its ``config.json``, and the bits of its weights in ``recipes/weights.toml``."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def recorded(repository: str) -> dict[str, Any] | None:
         BadInput: the file, which may be a user's, is not of that form.
     """
     path = recorded_config(repository)
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
         content = parse_json(read_found(path))

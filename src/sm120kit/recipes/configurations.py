@@ -1,5 +1,6 @@
 """Configurations: how one model is served on given hardware, with the published figures for it."""
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -254,7 +255,7 @@ def load(name: str, also: Problems = lambda data: ()) -> Configuration:
     given = _is_path(name)
     path = Path(name) if given else data_roots.find(KIND, f"{name}.toml")
     if why := file_problem(path):
-        if given or path.is_symlink() or path.exists():
+        if given or os.path.lexists(path):
             hint = "name a configuration that `sm120kit config list` shows, or an existing file"
             raise NotFound(f"no configuration file {path}: it {why}", hint)
         raise NotFound(
