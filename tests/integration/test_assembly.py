@@ -23,7 +23,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, CommandFailed, Mismatch, NotTrusted
 from sm120kit.core.workspace import Workspace
 from sm120kit.images import _rootfs, _wheel_layers, image_inputs
-from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter, ImagePython
+from sm120kit.images._bytecode import BytecodeCompiler, BytecodeWriter
 from sm120kit.images._layers import LayerWriter
 from sm120kit.images.oci import Layout
 from sm120kit.kernels import driver_stub
@@ -257,6 +257,8 @@ def test_winner_of_a_path_is_that_of_pip(small: SmallImage) -> None:
         ({"engine-1.0.data/data/lib64/x": b""}, NotTrusted, "part of the environment itself"),
         ({"a": b"", "a/b": b""}, NotTrusted, "no directory"),
         ({"engine-1.0.data/nowhere/x": b""}, BadInput, "nowhere"),
+        ({"engine-1.0.data": b""}, BadInput, "not a directory"),
+        ({"engine-1.0.data/scripts": b""}, BadInput, "not a directory"),
         ({"engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\n../../x = a:b\n"}, NotTrusted, "not a path"),
         ({"engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\nx = no callable\n"}, BadInput, "installed"),
     ],
@@ -289,8 +291,8 @@ def test_file_that_differs_from_record_is_refused_unless_the_recipe_lists_it(
         _wheel_layers.install(wheel, path, layer, bytecode, wrong_record=wrong_record)
 
 
-@pytest.mark.parametrize("entry", ["sha99=AAAA", "sha256"])
-def test_record_with_malformed_hashes_is_refused(tmp_path: Path, entry: str) -> None:
+@pytest.mark.parametrize("entry", ["sha99=AAAA", "sha256", "shake_128=AAAA"])
+def test_record_with_malformed_hashes_is_refused(small: SmallImage, tmp_path: Path, entry: str) -> None:
     info = "engine-1.0.dist-info"
     with zipfile.ZipFile(tmp_path / "engine-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
@@ -298,8 +300,9 @@ def test_record_with_malformed_hashes_is_refused(tmp_path: Path, entry: str) -> 
         archive.writestr(f"{info}/RECORD", f"{info}/WHEEL,{entry},1\n")
     path = tmp_path / "engine-1.0-py3-none-any.whl"
     wheel = LockedWheel("engine", "1.0", path.name, file_sha256(path))
-    with pytest.raises(BadInput, match="cannot be installed"):
-        _wheel_layers.read_contents(wheel, path, ImagePython("cpython-311", "3.11.2", ""))
+    with small.layout.writer() as blob, pytest.raises(BadInput, match="cannot be installed"):
+        layer = LayerWriter(blob)
+        _wheel_layers.install(wheel, path, layer, BytecodeWriter(BytecodeCompiler([sys.executable]), layer))
 
 
 def test_image_without_cuda_headers_is_refused(small: SmallImage) -> None:

@@ -65,6 +65,27 @@ def test_unsupported_compression_is_rejected(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("name", ["METADATA", "RECORD", "entry_points.txt"])
+def test_metadata_that_unpacks_to_100_mib_is_rejected(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel, wheel.open(f"x-1.0.dist-info/{name}", "w") as member:
+        for _ in range(100):
+            member.write(bytes(2**20))
+    with cheaply(), pytest.raises(BadInput, match=rf"{name} of 100 MiB; limit 16 MiB"), archives.open_wheel(path):
+        pass
+
+
+def test_damaged_wheel_is_bad_input_wherever_it_shows(tmp_path: Path) -> None:
+    path = tmp_path / "x.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("x", b"content")
+    whole = path.read_bytes()
+    for content in (whole[:-30], b"", b"<html>", whole.replace(b"PK\3\4", b"PK\0\0"), whole.replace(b"content", b"changed")):
+        path.write_bytes(content)
+        with pytest.raises(BadInput, match="damaged"), archives.open_wheel(path) as wheel:
+            wheel.read("x")
+
+
 def test_read_member_returns_packed_content(tmp_path: Path) -> None:
     path, data = tmp_path / "good.whl", bytes(range(256)) * 20_000
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:

@@ -1,11 +1,13 @@
 """Size limits of archives, and reading of wheels within them."""
 
+import csv
 import errno
 import io
+import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ MAX_FREE_BYTES = 2**30
 MAX_MEMBERS = 100_000
 """Limit for members of an archive; the largest wheels and sdists have some 20,000."""
 
+MAX_METADATA_BYTES = 2**24
+"""Limit for a file of ``.dist-info`` that is read as text; RECORD of the largest of 1,075 wheels has 1.9 MB."""
+
 SOURCE_DATE_EPOCH = 315532800
 """1980-01-01T00:00:00Z in seconds since 1970: the earliest time of a member of a zip file, and so of a wheel.
 
@@ -29,6 +34,9 @@ UNFIT = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EN
 
 _CHUNK = 2**20
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_METADATA = re.compile(r"\.dist-info/(METADATA|WHEEL|RECORD|entry_points\.txt)$")
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError, csv.Error, struct.error)
+_HINT = "fetch or build it again, or use another wheel"
 
 
 def max_unpacked_bytes(packed: int) -> int:
@@ -41,24 +49,34 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a wheel and check its list of members. Read them with :func:`read_chunks` or :func:`read_member`.
 
     Raises:
-        BadInput: it has too many members, is too large unpacked, or uses a compression that wheels may not use.
-        OSError, zipfile.BadZipFile and others: it is damaged.
+        BadInput: it is damaged, also if this shows where it is read; has too many members or is too large unpacked; or has a
+            member that is encrypted, of a compression that wheels may not use, or metadata above ``MAX_METADATA_BYTES``.
+        OSError: it cannot be read.
     """
-    with zipfile.ZipFile(path) as wheel:
-        members = wheel.infolist()
-        limit, total = max_unpacked_bytes(path.stat().st_size), sum(member.file_size for member in members)
-        problem = ""
-        if len(members) > MAX_MEMBERS:
-            problem = f"has {len(members)} members; the limit is {MAX_MEMBERS}"
-        elif total > limit:
-            problem = f"unpacks to {total / 2**20:.0f} MiB; the limit for its size is {limit / 2**20:.0f} MiB"
-        elif not all(member.filename for member in members):
-            problem = "has a member without a name"
-        elif unsupported := [member.filename for member in members if member.compress_type not in _COMPRESSIONS]:
-            problem = f"has a member with a compression that wheels may not use: {unsupported[0]}"
-        if problem:
-            raise BadInput(f"{path} {problem}", "fetch or build it again, or use another wheel")
-        yield wheel
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            if problem := _problem(wheel.infolist(), path.stat().st_size):
+                raise BadInput(f"{path} {problem}", _HINT)
+            yield wheel
+    except _DAMAGE as error:
+        raise BadInput(f"{path} is damaged: {error}", _HINT) from error
+
+
+def _problem(members: Sequence[zipfile.ZipInfo], packed: int) -> str:
+    """Why a wheel of ``packed`` bytes is not read; empty if it is."""
+    limit, total = max_unpacked_bytes(packed), sum(member.file_size for member in members)
+    if len(members) > MAX_MEMBERS:
+        return f"has {len(members)} members; the limit is {MAX_MEMBERS}"
+    if total > limit:
+        return f"unpacks to {total / 2**20:.0f} MiB; the limit for its size is {limit / 2**20:.0f} MiB"
+    for member in members:
+        if not member.filename:
+            return "has a member without a name"
+        if member.compress_type not in _COMPRESSIONS or member.flag_bits & 1:
+            return f"has a member that is encrypted, or has a compression that wheels may not use: {member.filename}"
+        if _METADATA.search(member.filename) and member.file_size > MAX_METADATA_BYTES:
+            return f"has {member.filename} of {member.file_size / 2**20:.0f} MiB; limit {MAX_METADATA_BYTES // 2**20} MiB"
+    return ""
 
 
 def read_chunks(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> Iterator[bytes]:
@@ -71,8 +89,8 @@ def read_chunks(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> Iterat
         with wheel.open(member) as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
-    except (KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise BadInput(f"{wheel.filename} is damaged: {error}", "fetch or build it again, or use another wheel") from error
+    except (KeyError, *_DAMAGE) as error:
+        raise BadInput(f"{wheel.filename} is damaged: {error}", _HINT) from error
 
 
 def read_member(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:

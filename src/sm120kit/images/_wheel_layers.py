@@ -15,7 +15,6 @@ import posixpath
 import re
 import stat
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from installer.destinations import WheelDestination
 from installer.exceptions import InstallerError
 from installer.records import InvalidRecordEntry, RecordEntry
 from installer.sources import WheelFile
+from installer.utils import SCHEME_NAMES
 
 from sm120kit.core import archives
 from sm120kit.core.errors import BadInput, NotTrusted, Sm120kitError
@@ -55,21 +55,8 @@ _CHUNK = 2**20
 
 LINKED_BYTES = 2**16
 """Size from which equal files of a wheel are hard links."""
-_DAMAGE = (
-    OSError,
-    EOFError,
-    LookupError,
-    ValueError,
-    AssertionError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    InstallerError,
-    InvalidRecordEntry,
-    zlib.error,
-    csv.Error,
-    configparser.Error,
-)
-"""What zipfile and installer raise for damaged wheels."""
+_DAMAGE = (OSError, LookupError, ValueError, AssertionError, InstallerError, InvalidRecordEntry, configparser.Error)
+"""What installer raises for damaged wheels."""
 _HINT = "the wheel is damaged or hostile: report it to its project, and lock another version"
 _RECORD_HINT = (
     "report it to its project, and lock another version; or, if the wheel has the sha256 of its lock and was published so, list"
@@ -156,6 +143,8 @@ class _Member(io.RawIOBase):
         """The contents."""
         algorithm, _, expected = self.recorded.partition("=")
         digest = hashlib.new(algorithm) if expected and self.compared else None
+        if digest is not None and not digest.digest_size:
+            raise ValueError(f"its RECORD has a hash of any length: {algorithm}")
         with self._archive.open(self.info) as file:
             while chunk := file.read(_CHUNK):
                 if digest is not None:
@@ -195,6 +184,8 @@ class _Wheel(WheelFile):
         for member in self.members():
             mode = member.external_attr >> 16
             executable = bool(stat.S_ISREG(mode) and mode & 0o111)
+            if member.filename in (self.data_dir, *(f"{self.data_dir}/{scheme}" for scheme in SCHEME_NAMES)):
+                raise ValueError(f"{member.filename} is a file, not a directory")  # installer does not end at it
             if member.filename not in written | wrappers:
                 record = records.get(member.filename, (member.filename, "", ""))
                 compared = not any(fnmatchcase(member.filename, pattern) for pattern in self._wrong_record)

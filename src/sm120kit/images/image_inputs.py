@@ -5,7 +5,6 @@ image.
 """
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -250,7 +249,7 @@ def _built_wheel(wheel: Path, sha256: str) -> BuiltWheel:
         absent = [key for key, kind in _ORIGIN.items() if not (isinstance(origin, dict) and isinstance(origin.get(key), kind))]
         if absent:
             raise ValueError(f"its sm120kit.json has no {absent[0]}")
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         raise BadInput(f"{wheel} is not a wheel that sm120kit built: {error}", "sm120kit build builds one") from error
     name, version, *_ = parse_wheel_filename(wheel.name)
     return BuiltWheel(LockedWheel(name, str(version), wheel.name, sha256), origin)

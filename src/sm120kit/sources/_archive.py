@@ -118,8 +118,6 @@ def _wheel_members(packed: Path) -> Iterator[_Member]:
                 member.type = tarfile.DIRTYPE
             elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
                 raise checks.error(listed.filename, "is a link or special file, which a wheel cannot contain")
-            if listed.flag_bits & 1:
-                raise checks.error(listed.filename, "is encrypted")
             if (path := checks.accept(member)) is not None and listed.file_size <= MAX_SOURCE_BYTES:
                 with wheel.open(listed) as content:
                     yield path, member, content

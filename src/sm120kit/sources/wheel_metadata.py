@@ -12,6 +12,7 @@ from email import message_from_bytes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from sm120kit.core.archives import MAX_METADATA_BYTES
 from sm120kit.core.errors import FetchFailed, NotTrusted
 from sm120kit.core.urls import redacted
 from sm120kit.sources.index import Location
@@ -20,8 +21,8 @@ from sm120kit.sources.origin import Origin
 if TYPE_CHECKING:
     from unearth.fetchers import PyPIClient
 
-MAX_METADATA_BYTES, MAX_READ_BYTES = 2**24, 2**26
-"""Limits for METADATA, of which vLLM has 10 kB, and for what is fetched of a wheel: its list of members, too."""
+MAX_READ_BYTES = 2**26
+"""Limit for what is fetched of a wheel: its list of members, too."""
 
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, IndexError)
 """What zipfile raises for damaged archives, and for members that are encrypted or compressed by methods that it lacks."""

@@ -62,8 +62,8 @@ def repack(
         renamed = f"{name}-{version}.dist-info"
         header = archives.read_member(wheel, f"{info}/WHEEL").decode()
         tags = tag or _tags(header)
-        if not re.fullmatch(r"[\w.]+-[\w.]+-[\w.]+", tags):
-            raise BadInput(f"WHEEL of {official.name} states the tags {tags!r}", "is it a wheel?")
+        if not 0 < len(tags) <= 150:
+            raise BadInput(f"WHEEL of {official.name} states the tags {tags[:150]!r}", "is it a wheel?")
         target, recorded = out / f"{name}-{version}-{tags}.whl", _recorded(wheel, f"{info}/RECORD")
         rows: list[tuple[str, str, str]] = []
         with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -117,7 +117,7 @@ def _recorded(wheel: zipfile.ZipFile, record: str) -> dict[str, tuple[str, str, 
 
 def _tags(header: str) -> str:
     """The compressed tag set of a WHEEL file: ``cp38-abi3-linux_x86_64``."""
-    tags = [line.removeprefix("Tag:").strip().split("-") for line in header.splitlines() if line.startswith("Tag:")]
+    tags = re.findall(r"^Tag:\s*([\w.]+)-([\w.]+)-([\w.]+)\s*$", header, re.MULTILINE)
     return "-".join(".".join(dict.fromkeys(column)) for column in zip(*tags, strict=True))
 
 
