@@ -173,12 +173,17 @@ def test_a_word_without_an_option_is_refused(engine: str, option: str, tmp_path:
     [
         (
             "vllm-0.33.0",
-            ["--port", "9", "--host=127.0.0.1", "--model", "other/model"],
-            ["--port 9", "--host 127", "--model other"],
+            ["--port", "9", "--host=127.0.0.1", "--model", "other/model", "--nnodes", "2"],
+            ["--port 9", "--host 127", "--model other", "--nnodes 2: hardware.nodes is 1"],
         ),
         ("sglang-0.5.23", ["--por=30000", "--model-path", "other/model"], ["--port 30000", "--model-path other/model"]),
+        ("sglang-0.5.23", ["--nnodes=2"], ["--nnodes 2"]),
         ("vllm-0.33.0", ["--port=8000", "--host", "::", "--model", "Qwen/Qwen3.5-27B-FP8", "--served-model-name", "mine"], []),
-        ("sglang-0.5.23", ["--port", "8000", "--host", "0.0.0.0", "--model", "/model", "--served-model-name", "mine"], []),
+        (
+            "sglang-0.5.23",
+            ["--port", "8000", "--host", "0.0.0.0", "--model", "/model", "--nnodes=1", "--served-model-name", "mine"],
+            [],
+        ),
     ],
 )
 def test_address_and_model_are_those_of_serve(engine: str, argv: list[str], refused: list[str], tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
         same = (*kept, model.get("repository") if meaning == "model" and isinstance(model, dict) else "")
         if (given.get(option) or kept[0]) not in same:
             yield f"arguments: {option} {given[option]}: in the container it is {kept[0]}; omit it, and use {remedy}"
+    hardware = data.get("hardware")
+    machines = str(hardware.get("nodes", 1) if isinstance(hardware, dict) else 1)
+    for option in of_recipe(name).options.get("nodes", ())[:1]:
+        if given.get(option, machines) != machines:
+            yield f"arguments: {option} {given[option]}: hardware.nodes is {machines}; omit it, and use `serve --nodes`"
     container = data.get("container")
     container = container if isinstance(container, dict) else {}
     mounts, caches = container.get("mounts"), container.get("caches", list(DEFAULT_CACHES))
