@@ -1,4 +1,7 @@
-"""The series on releases of FlashInfer that no recipe has: it applies, and leaves out the tiles that do not fit."""
+"""The series on releases of FlashInfer that no recipe has.
+
+It applies, leaves out the tiles that do not fit, and gives the releases since 0.6.11 the sources of the same dense GEMMs.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,13 @@ from sm120kit.sources.source_records import SdistPin, VendoredProject
 
 ROOT = Path(__file__).parents[3]
 CUTLASS = "3rdparty/cutlass"
+GEMMS = (
+    "csrc/fp4_gemm_cutlass_sm120.jinja",
+    "csrc/mxfp8_gemm_cutlass_sm120.jinja",
+    "include/flashinfer/gemm/fp4_gemm_template_sm120.h",
+    "include/flashinfer/gemm/mxfp8_gemm_template_sm120.h",
+)
+"""What the kernels of the two dense modules are compiled from, beside CUTLASS: of 0.6.11 to 0.6.18 to the same machine code."""
 GENERATOR = re.compile(r"def gen_gemm_sm120_module_cutlass_mxfp8\(.*?for cta_m, cta_n, cta_k", re.DOTALL)
 
 
@@ -33,6 +43,7 @@ def releases() -> list[ListedFile]:
 
 def test_series_applies_to_releases_and_leaves_out_tiles() -> None:
     listed, workspace = releases(), Workspace.open(None)
+    gemms: dict[str, tuple[str | bytes, ...]] = {}
     assert len(listed) >= 19
     for file in listed:
         pin = SdistPin("flashinfer", "flashinfer-python", file.version, file.location.sha256)
@@ -42,6 +53,12 @@ def test_series_applies_to_releases_and_leaves_out_tiles() -> None:
         tree = patches.apply(checkout, inside, ROOT / "patches", ROOT / "cutlass_overrides")
         (applied,) = (patch.slug for patch in tree.patches if patch.slug.startswith("mxfp8-tiles-that-fit"))
         assert applied.endswith("--0.6.11") is (Version(file.version) >= Version("0.6.11")), file.version
-        generator = Repository(checkout.repository).read(tree.tree, "flashinfer/jit/gemm/core.py").decode()
+        repository = Repository(checkout.repository)
+        generator = repository.read(tree.tree, "flashinfer/jit/gemm/core.py").decode()
         (tiles,) = GENERATOR.findall(generator)
         assert "(128, 128, 128)" in tiles and "256" not in tiles, file.version
+        contents = (repository.read(tree.tree, path) for path in GEMMS)
+        gemms[file.version] = (repository.subtree(tree.tree, CUTLASS), *contents)
+    compiled = {version: parts for version, parts in gemms.items() if Version(version) >= Version("0.6.11")}
+    assert [version for version, parts in compiled.items() if parts != compiled["0.6.18"]] == []
+    assert gemms["0.6.10"] != gemms["0.6.18"], "another CUTLASS"
