@@ -11,13 +11,14 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from sm120kit.core import console, reporting
-from sm120kit.core.atomic_writes import write_atomic
+from sm120kit.core.atomic_writes import write_atomic, write_together
 from sm120kit.core.digests import digest_of
 from sm120kit.core.disk import full, require_new, require_output_directory, require_writable
 from sm120kit.core.errors import BadRecord, NotFound, NotTrusted, SystemRefused
@@ -360,6 +361,14 @@ def test_write_atomic_to_pipe(tmp_path: Path) -> None:
     write_atomic(pipe, b"content")
     assert os.read(reader, 100) == b"content" and pipe.is_fifo()
     os.close(reader)
+
+
+@pytest.mark.parametrize("write", [write_atomic, lambda path, content: write_together({path: content})])
+def test_write_to_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, write: Callable[[Path, bytes], None]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SystemRefused, match="cannot write"):
+        write(tmp_path / "pipe", b"content")
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
 
 
 def test_memory_for_a_small_input_does_not_depend_on_the_limit(tmp_path: Path) -> None:

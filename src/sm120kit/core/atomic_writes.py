@@ -10,6 +10,7 @@ from typing import IO
 from sm120kit.core.data_roots import require_not_installed
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import SystemRefused
+from sm120kit.core.outside import file_problem
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -19,11 +20,21 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
         if path.is_dir():
             raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
         if path.exists() and not path.is_file():
-            with path.open("wb", buffering=0) as device:
-                device.write(content)
+            _write_device(path, content)
             return
         with replacing(path, mode) as file:
             file.write(content)
+
+
+def _write_device(path: Path, content: bytes) -> None:
+    """Write to a device or pipe; a FIFO that nobody reads is refused at once."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise SystemRefused(f"cannot write {path}: {error.strerror}", "name a file, or a pipe that is read") from error
+    os.set_blocking(handle, True)
+    with os.fdopen(handle, "wb", buffering=0) as device:
+        device.write(content)
 
 
 @contextmanager
@@ -50,6 +61,8 @@ def write_together(files: Mapping[Path, bytes | None]) -> None:
     """
     for path in files:
         require_not_installed(path)
+        if path.exists() and (problem := file_problem(path)):
+            raise SystemRefused(f"cannot write {path}: it {problem}", "remove it, or name a file")
     staged: dict[Path, tuple[Path | None, Path | None]] = {}
     replaced: list[Path] = []
     temporary: list[Path] = []
