@@ -156,7 +156,7 @@ def _place(index: GitIndex, patch: Patch, change: FileChange, project: TreeProje
 def _misplaced(index: GitIndex, file: _PlacedFile, project: TreeProject) -> Iterator[str]:
     """A line for a file in which git applied a hunk elsewhere: it takes the nearest place, out of order as well."""
     path = file.change.path
-    if file.hunks and (index.read(project.prefix + path) or b"") != changed(file.hunks, file.content):
+    if file.hunks and index.git("cat-file", "blob", f":0:{project.prefix}{path}").raw != changed(file.hunks, file.content):
         lines = ", ".join(str(start) for _, (start,) in file.hunks)
         yield (
             f"  {path}: its hunks fit in their order at lines {lines}, but git would apply one nearer to its own line."

@@ -7,8 +7,9 @@ paths and text around the diff are accepted. The patch file has the diff of the 
 from __future__ import annotations
 
 import functools
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from sm120kit.patches.format import Patch, normal_form, render
 from sm120kit.patches.mails import ForeignPatch
 from sm120kit.patches.patch_records import PatchedTree, TreeProject, owner_of, projects_in_tree
 from sm120kit.patches.series import built_in, require_no_problems, series_content, slug_lines, slug_problem
-from sm120kit.sources.git import GitIndex, Repository
+from sm120kit.sources.git import Content, GitIndex, Repository
 from sm120kit.sources.wheel_commits import BESIDE
 
 if TYPE_CHECKING:
@@ -39,14 +40,19 @@ _BLOBS = re.compile(rb"^index [0-9a-f]{7,40}\.\.", re.MULTILINE)
 _WITHOUT_CONTEXT = re.compile(rb"^@@ -[1-9]\d*,0 \+", re.MULTILINE)
 _INDEX = re.compile(r"^index ([0-9a-f]{7,40})\.\.", re.MULTILINE)
 _MODE = re.compile(r"^(new file|new) mode (100644|100755)$", re.MULTILINE)
+_WITHOUT_NEW = re.compile(rb"^@@ -[\d,]+ \+[1-9]\d*,0 @@", re.MULTILINE)
+_COMBINED = re.compile(rb"^@@@+ -", re.MULTILINE)
+_NO_FILE = re.compile(r"^ (?:create mode|mode change \d+ =>) (?!100)(\d+) (.*)$", re.MULTILINE)
 _END = re.compile(rb"^\\ .*$", re.MULTILINE)
 """Below a last line without a line end; what follows the backslash depends on the language."""
-_CREATED = re.compile(r'^ create (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
+_SUMMARY = re.compile(r'^ (create|delete) (?:mode \d+ )?"?(.*?)"?$', re.MULTILINE)
 _NAMED = re.compile(rb"^(?:---|\+\+\+) ([^\t\n]+)", re.MULTILINE)
 EXISTS = " exists already"
 """How the reason ends where a diff creates a file that is there: elsewhere, it would create another one."""
 
-_RENAMED = re.compile(r"^(?:rename|copy) to (.*)$", re.MULTILINE)
+_RENAMED = re.compile(rb"^(rename from|rename to|copy to) ([^\n]+)$", re.MULTILINE)
+_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
+"""A byte of a name as git quotes it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,15 @@ class Imported:
 
 
 @dataclass(frozen=True)
+class _Files:
+    """The paths of a diff in the order of its sections, those that it creates, and those that it removes or renames."""
+
+    paths: tuple[str, ...]
+    created: Set[str]
+    removed: Set[str]
+
+
+@dataclass(frozen=True)
 class Place:
     """The files of a diff in a tree: it applies with ``strip`` below ``directory``, without the files ``left_out``.
 
@@ -87,9 +102,12 @@ class Place:
 
     @property
     def arguments(self) -> list[str]:
-        excluded = (re.sub(r"([\\*?\[])", r"\\\1", self.directory + path) for path in self.left_out)
         below = [f"--directory={self.directory}"] if self.directory else []
-        return [f"-p{self.strip}", *below, *(f"--exclude={pattern}" for pattern in excluded)]
+        return [f"-p{self.strip}", *below, *self.limits("exclude", self.left_out)]
+
+    def limits(self, option: str, paths: Iterable[str]) -> Iterator[str]:
+        """Options of ``git apply`` that include or exclude paths of the diff."""
+        return (f"--{option}=" + re.sub(r"([\\*?\[])", r"\\\1", self.directory + path) for path in paths)
 
 
 def import_patches(
@@ -167,12 +185,19 @@ def applied_tree(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Pl
     """The tree that a diff gives of the tree ``above``.
 
     Raises:
-        PatchConflict: it does not apply, or changes nothing.
+        PatchConflict: it does not apply, changes nothing, or would replace a file or directory that it does not name.
     """
-    with Repository(tree.checkout.repository).index(above) as index:
+    repository = Repository(tree.checkout.repository)
+    with repository.index(above) as index:
         after = _applied_by_git(index, foreign, place) or _placed_by_hunks(foreign, tree, above, place)
-    if after == above:
+    files = _files(foreign, repository, place.strip)
+    changes = repository.changed(above, after)
+    if not changes:
         raise PatchConflict(f"{foreign.file} changes nothing in the source", "leave it out, or choose another recipe")
+    if others := sorted({*changes} - {place.directory + path for path in (*files.paths, *files.removed)}):
+        raise PatchConflict(
+            f"{foreign.file} makes a file or directory in place of {others[0]}", "remove that in the diff first"
+        )
     return after
 
 
@@ -197,40 +222,48 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
     from unidiff.patch import PatchSet
 
     where = f"{place.project.project} {place.project.version} with its series"
-    with Repository(tree.checkout.repository).index(above) as index:
+    repository, changes = Repository(tree.checkout.repository), dict[str, Content]()
+    with repository.index(above) as index:
         undo = ("apply", "--cached", "--check", "--reverse", *place.arguments, "-")
-        if index.git(*undo, stdin=foreign.diff, check=False).returncode == 0:
+        decided = not _WITHOUT_NEW.search(foreign.diff)  # reversed, such a hunk fits anywhere
+        if decided and index.git(*undo, stdin=foreign.diff, check=False).returncode == 0:
             raise PatchConflict(f"{where} contains {foreign.file} already", "leave it out, or choose another recipe")
+        paths, entries = _files(foreign, repository, place.strip).paths, _entries(repository.path, above)
         try:
             files = PatchSet(
                 line.decode("latin-1") for line in split_lines(_END.sub(rb"\\ No newline at end of file", foreign.diff))
             )
-            problems = [line for file in files for line in _change(index, file, place)]
+            problems = list[str]()
+            without_hunks = [path for path, file in zip(paths, files, strict=True) if not file and path not in place.left_out]
+            for path, file in zip(paths, files, strict=True):
+                full = place.directory + path
+                if full not in changes and (entry := entries.get(full, ("", "")))[0] in FILE_MODES:
+                    changes[full] = entry[0], repository.git("cat-file", "blob", entry[1]).raw
+                problems += _change(changes, full, file) if file and path not in place.left_out else []
         except (UnidiffParseError, ValueError) as error:
             raise PatchConflict(f"{foreign.file}: {error}", _BY_HAND) from error
         if problems:
             message = "\n  ".join([f"{foreign.file} does not apply to {where}:", *problems])
             raise PatchConflict(message, f"choose another recipe, or {_BY_HAND}")
+        index.put(changes)
+        if without_hunks:
+            index.git("apply", "--cached", *place.arguments, *place.limits("include", without_hunks), "-", stdin=foreign.diff)
         return index.write_tree()
 
 
-def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
-    """Change a file in an index, or yield why that cannot be done."""
-    named = file.source_file if file.target_file == "/dev/null" else file.target_file
-    path = "/".join(named.split("/")[place.strip :])
-    if path in place.left_out:
-        return
-    full, header = place.directory + path, "".join(map(str, file.patch_info or ()))
-    modes, before = dict(_MODE.findall(header)), index.read(full)
+def _change(contents: dict[str, Content], path: str, file: PatchedFile) -> Iterator[str]:
+    """Change the content of a file, or yield why that cannot be done."""
+    header = "".join(map(str, file.patch_info or ()))
+    modes, (mode, before) = dict(_MODE.findall(header)), contents.get(path) or ("", b"")
     hunks = [Hunk(path, number, hunk.source_start, "", 0, *sides(hunk)) for number, hunk in enumerate(file, 1)]
-    if not hunks or _RENAMED.search(header):
-        yield f"{path}: it changes without a hunk or is renamed, beside hunks that are not at their lines"
-    elif before is None and file.is_added_file:
-        index.add(full, b"".join(hunks[0].new), modes.get("new file", FILE_MODES[0]))
-    elif before is None:
+    if _RENAMED.search(header.encode("latin-1")):
+        yield f"{path}: it is renamed and changed, beside hunks that are not at their lines"
+    elif not before and file.is_added_file:
+        contents[path] = modes.get("new file", mode or FILE_MODES[0]), b"".join(hunks[0].new)
+    elif not mode:
         yield f"{path}: there is no such file, or it is no plain file"
     elif file.is_removed_file and before == b"".join(hunks[0].old):
-        index.remove(full)
+        contents[path] = None
     elif file.is_removed_file:
         yield f"{path}: it is deleted, but has other content"
     else:
@@ -245,22 +278,25 @@ def _change(index: GitIndex, file: PatchedFile, place: Place) -> Iterator[str]:
         if (after := changed(found, before)) is None:
             yield f"{path}: a line follows the end of the file"
             return
-        index.add(full, after, modes.get("new", index.mode(full)))
+        contents[path] = modes.get("new", mode), after
         for hunk, (cut, _) in zip(hunks, found, strict=True):
             if less := len(hunk.old) - len(cut.old):
                 reporting.info(f"{path}: hunk {hunk.number} applies without {less} lines of context, which differ: review it")
 
 
 @functools.lru_cache(32)
-def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[Sequence[str], Set[str]]:
-    """The paths of a diff, and those of them that it creates, without ``strip`` leading directories."""
+def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> _Files:
+    """The paths of a diff without ``strip`` leading directories."""
+    if _COMBINED.search(foreign.diff):
+        remedy = "make it against one parent: git diff COMMIT^1 COMMIT"
+        raise BadInput(f"{foreign.file} has the combined diff of a merge, which git does not apply", remedy)
     if _WITHOUT_CONTEXT.search(foreign.diff) and not _BLOBS.search(foreign.diff):
         raise BadInput(f"{foreign.file}: a hunk adds lines without context", "make it with context: git diff -U3, or diff -u")
     arguments = ("apply", f"-p{strip}")
     listed = repository.git(*arguments, "--numstat", "-z", "-", stdin=foreign.diff, check=False)
     if listed.returncode != 0:
         reason = next(iter(listed.stderr.strip().splitlines()), "git does not accept it").removeprefix("error: ")
-        raise BadInput(f"{foreign.file}: {reason}", f"pass another --strip, make it again with git diff, or {_BY_HAND}")
+        raise BadInput(f"{foreign.file}: {reason}", f"make it again with git diff --no-color; or {_BY_HAND}")
     rows = [row.split(b"\t", 2) for row in listed.raw.split(b"\0") if row]
     paths = [row[2].decode(errors="replace") for row in rows]
     if len(re.findall(rb"^diff --git ", foreign.diff, re.MULTILINE)) > len(rows):
@@ -271,8 +307,14 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> tuple[S
         if problem := path_problem(path):
             raise BadInput(f"{foreign.file}: the path {path!r} {problem}", _BY_HAND)
     summary = repository.git(*arguments, "--summary", "-", stdin=foreign.diff).stdout
-    renamed = ("/".join(name.split("/")[max(strip - 1, 0) :]) for name in _RENAMED.findall(foreign.diff.decode("latin-1")))
-    return tuple(paths), frozenset((*_CREATED.findall(summary), *renamed))
+    if other := _NO_FILE.search(summary):
+        raise BadInput(f"{foreign.file}: {other[2]} has mode {other[1]}: not a plain file", _BY_HAND)
+    named = [*_SUMMARY.findall(summary)]
+    for kind, quoted in _RENAMED.findall(foreign.diff):
+        name = _OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), quoted.strip(b'"')).decode(errors="replace")
+        named.append((kind.decode(), "/".join(name.split("/")[max(strip - 1, 0) :])))
+    removed = frozenset(path for kind, path in named if kind in ("delete", "rename from"))
+    return _Files(tuple(paths), frozenset(path for _, path in named) - removed, removed)
 
 
 def of_the_source(foreign: Sequence[ForeignPatch]) -> list[ForeignPatch]:
@@ -319,7 +361,7 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
     names = [project.project for project in projects]
     if target.project and target.project not in names:
         raise NotFound(f"no project {target.project} in the source of this recipe", f"projects: {', '.join(names)}")
-    existing = _paths(tree.checkout.repository, above)
+    existing = _entries(tree.checkout.repository, above)
     refused: list[list[str]] = []
     exists = False
     unread: list[BadInput] = []
@@ -328,14 +370,14 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
         if exists:
             break
         try:
-            paths, created = _files(foreign, repository, strip)
-            named = dict(zip(paths, _files(foreign, repository, min(strip, 1))[0], strict=True))
+            files = _files(foreign, repository, strip)
+            named = dict(zip(files.paths, _files(foreign, repository, min(strip, 1)).paths, strict=True))
         except BadInput as error:
             unread.append(error)
             continue
         for prefix in dict.fromkeys(project.prefix for project in projects):
             directory = prefix + (f"{target.directory.strip('/')}/" if target.directory else "")
-            place, wrong = _fit(foreign, (named, created), directory, existing, projects)
+            place, wrong = _fit(foreign, (named, files.created), directory, existing, projects)
             if place and target.project in ("", place.project.project):
                 found.append(replace(place, strip=strip))
             elif wrong:
@@ -351,8 +393,11 @@ def place_of(foreign: ForeignPatch, tree: PatchedTree, above: str, target: Impor
 
 
 @functools.lru_cache(8)
-def _paths(repository: Path, tree: str) -> Set[str]:
-    return {*Repository(repository).paths(tree)}
+def _entries(repository: Path, tree: str) -> Mapping[str, tuple[str, str]]:
+    """The mode and the blob id of each file of a tree."""
+    listed = Repository(repository).git("ls-tree", "-r", "-z", tree).raw.split(b"\0")
+    rows = (row.partition(b"\t") for row in listed if row)
+    return {os.fsdecode(name): (fields[:6].decode(), fields[-40:].decode()) for fields, _, name in rows}
 
 
 def _only(foreign: ForeignPatch, found: Sequence[Place]) -> Place:
@@ -365,11 +410,16 @@ def _only(foreign: ForeignPatch, found: Sequence[Place]) -> Place:
     raise BadInput(f"the files of {foreign.file} can be those of {names}", _OPTIONS)
 
 
+def _is_filled(entry: tuple[str, str] | None) -> bool:
+    """Whether there is something other than an empty file, which a diff without a header of git fills as if it created it."""
+    return entry is not None and entry[1] != blob_id(b"")
+
+
 def _fit(
     foreign: ForeignPatch,
     named: tuple[Mapping[str, str], Set[str]],
     directory: str,
-    existing: Set[str],
+    existing: Mapping[str, tuple[str, str]],
     projects: Sequence[TreeProject],
 ) -> tuple[Place | None, list[str]]:
     """The place of a diff below a directory, or the reasons why it cannot be there.
@@ -382,7 +432,7 @@ def _fit(
     new = [path for path in paths if path in created and path.partition("/")[0] not in tops]
     left_out = tuple(path for path in (*absent, *new) if BESIDE & {*PurePosixPath(paths[path]).parts[:-1]})
     wrong = [f"{directory}{path} does not exist" for path in absent if path not in left_out]
-    wrong += [f"{directory}{path}{EXISTS}" for path in paths if path in created and directory + path in existing]
+    wrong += [f"{directory}{path}{EXISTS}" for path in paths if path in created and _is_filled(existing.get(directory + path))]
     kept = [path for path in paths if path not in left_out]
     if wrong or not kept:
         return None, wrong or [f"{path} is not in this distribution" for path in left_out[:1]]

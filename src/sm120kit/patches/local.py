@@ -180,10 +180,12 @@ def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place
     """
     places: dict[int, Place] = {}
     problems: dict[int, list[str]] = {}
+    errors: list[BadInput] = []
     for number, tree in enumerate(trees):
         try:
             places[number] = guessed_place(patch, tree, tree.tree, ImportTarget())
         except BadInput as error:
+            errors.append(error)
             lines = error.message.splitlines()
             problems[number] = [tree.checkout.pin.project + ":", *(lines[1:] or [f"  {lines[0]}"])]
     exists = any(EXISTS in line for lines in problems.values() for line in lines)
@@ -193,6 +195,8 @@ def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place
     if usable:
         names = " and ".join(place.project.project for place in usable.values())
         raise BadInput(f"{patch.file} has files of {names}", "give its paths from the root of the project's repository")
+    if "\n" not in errors[0].message and len({error.message for error in errors}) == 1:
+        raise errors[0]  # no source can take it
     fewest = min(map(len, problems.values()))
     nearest = (line for lines in problems.values() if len(lines) == fewest for line in lines)
     raise BadInput(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput
 from sm120kit.core.outside import mail_date, read_input
 from sm120kit.patches._export import CommitMessage
@@ -83,16 +84,19 @@ def _one_name(names: re.Match[bytes]) -> bytes:
 
     The source must have a file of this name and the lines of the diff, so that a wrong one is refused.
     """
-    old, new = (PurePosixPath(name.decode("latin-1")) for name in (names[1], names[3]))
+    first, second = (re.sub(rb"(?<=[^/])/(?:\.?/)+", b"/", name) for name in (names[1], names[3]))
+    old, new = (PurePosixPath(name.decode("latin-1")) for name in (first, second))
     absolute = old.is_absolute(), new.is_absolute()
-    if not any(absolute) or PurePosixPath("/dev/null") in (old, new) or old.parent == new.parent:
-        return names[0]
-    chosen = names[1] if (absolute[1], len(old.parts)) > (absolute[0], len(new.parts)) else names[3]
-    return b"--- %b%b\n+++ %b%b\n" % (chosen, names[2], chosen, names[4])
+    if any(absolute) and PurePosixPath("/dev/null") not in (old, new) and old.parent != new.parent:
+        first = second = first if (absolute[1], len(old.parts)) > (absolute[0], len(new.parts)) else second
+    return b"--- %b%b\n+++ %b%b\n" % (first, names[2], second, names[4])
 
 
 MAX_PATCHES, MAX_FILE_BYTES = 200, 2**26
 """Limits for the patches of one file, and for its size."""
+
+_IGNORED = re.compile(rb"^(?:Only in |Binary files (?!/dev/null|a/))[^\n]+$", re.MULTILINE)
+"""What diff -r prints of files that its diff lacks."""
 
 _MAIL = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)
 _FROM = re.compile(rb"^From [^\n]*\d:\d\d", re.MULTILINE)
@@ -135,6 +139,8 @@ def split_diffs(content: bytes, file: Path) -> tuple[ForeignPatch, ...]:
     """The patches in the content of a file. See :func:`read_diffs`."""
     parts = _split(unified(content, file), file)
     _require_few(len(parts), file)
+    for line in _IGNORED.findall(content)[:MAX_PATCHES]:
+        reporting.info(f"{file}: no change of it is applied: {line.decode(errors='replace')}")
     found = tuple(patch for patch in (_read(file, part) for part in parts) if BEGIN.search(patch.diff))
     if not found:
         remedy = "make one with git diff --no-color --output=FILE, git format-patch or diff -u"

@@ -234,6 +234,10 @@ class Repository:
             index.git(f"--work-tree={directory}", "checkout-index", "--all", "--force", "--quiet")
 
 
+Content = tuple[str, bytes] | None
+"""A file of an index, its mode and content; None removes it."""
+
+
 @dataclass(frozen=True)
 class GitIndex:
     """A temporary index of ``repository``."""
@@ -245,23 +249,24 @@ class GitIndex:
         """Run git with this index; ``tied`` ends git when this process is killed, so that it does not continue to write."""
         return self.repository.git(*args, stdin=stdin, env={"GIT_INDEX_FILE": str(self.file)}, check=check, tied=tied)
 
-    def read(self, path: str) -> bytes | None:
-        """The content of the plain file at ``path``; None if there is none."""
-        return self.git("cat-file", "blob", f":0:{path}").raw if self.mode(path) in ("100644", "100755") else None
-
-    def mode(self, path: str) -> str:
-        """The mode of the entry at ``path``; empty if there is none."""
-        return self.git("ls-files", "--stage", "-z", "--", f":(literal){path}").stdout.partition(" ")[0]
-
     def add(self, path: str, content: bytes, mode: str = "100644") -> None:
         """Put a file at ``path``, in place of an existing entry."""
-        self.git("update-index", "--add", "--replace", "--cacheinfo", f"{mode},{self.repository.write(content)},{path}")
+        self.put({path: (mode, content)})
 
-    def remove(self, path: str) -> None:
-        """Remove the file at ``path``, or the files below it."""
-        existing = self.git("ls-files", "-z", "--", f":(literal){path.strip('/')}").raw.split(b"\0")
-        removals = b"".join(b"0 %s\t%s\0" % (b"0" * 40, name) for name in existing if name)
-        self.git("update-index", "-z", "--index-info", stdin=removals)
+    def put(self, files: Mapping[str, Content]) -> None:
+        """Put or remove files, in place of existing entries; git runs twice for all of them."""
+        filled = {path: content for path, content in files.items() if content}
+        with tempfile.TemporaryDirectory(dir=self.file.parent) as scratch:
+            names = [Path(scratch) / str(number) for number in range(len(filled))]
+            for name, (_, content) in zip(names, filled.values(), strict=True):
+                name.write_bytes(content)
+            listed = "".join(f"{name}\n" for name in names).encode()
+            ids = self.git("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=listed).stdout.split()
+        rows = dict.fromkeys(files, f"0 {'0' * 40}") | {
+            path: f"{mode} {blob}" for (path, (mode, _)), blob in zip(filled.items(), ids, strict=True)
+        }
+        entries = b"".join(os.fsencode(f"{entry}\t{path}\0") for path, entry in rows.items())
+        self.git("update-index", "-z", "--index-info", stdin=entries)
 
     def write_tree(self) -> str:
         """Store the index as a tree and return its id."""
