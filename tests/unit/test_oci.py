@@ -200,6 +200,21 @@ def test_changed_or_missing_blobs_are_detected(layout: Layout) -> None:
         layout.path("sha256:../../../etc/passwd")
 
 
+def test_pipes_in_place_of_files_are_refused_at_once(layout: Layout) -> None:
+    shared = layer(layout, a="1")
+    made = image(layout, shared)
+    for path in (layout.path(made.digest), layout.path(shared.digest), layout.directory / "index.json"):
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(Mismatch):
+            layout.verify(made.digest)
+            layout.images()
+        path.unlink()
+        path.write_bytes(content)
+    layout.verify(made.digest)
+
+
 def test_blob_without_commit_and_of_a_killed_process_is_removed(layout: Layout) -> None:
     with pytest.raises(RuntimeError), layout.writer() as blob:
         blob.write(b"half")

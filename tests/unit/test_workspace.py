@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from sm120kit.core import console, reporting
+from sm120kit.core import archives, console, reporting
 from sm120kit.core.atomic_writes import write_atomic, write_together
-from sm120kit.core.digests import digest_of
+from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.disk import full, require_new, require_output_directory, require_writable
 from sm120kit.core.errors import BadRecord, NotFound, NotTrusted, SystemRefused
 from sm120kit.core.locks import host_turn
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import open_found, parse_json
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.records import LeftOut
 from sm120kit.core.temporary import TEMPORARY, owned_directory, publish_directory
@@ -369,6 +369,15 @@ def test_write_to_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, write: Cal
     with pytest.raises(SystemRefused, match="cannot write"):
         write(tmp_path / "pipe", b"content")
     assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
+
+
+@pytest.mark.parametrize("read", [open_found, file_sha256, lambda path: archives.open_wheel(path).__enter__()])
+def test_pipes_and_devices_in_place_of_found_files_are_refused(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for path in tmp_path.iterdir():
+        with pytest.raises(OSError, match="not a regular file"):
+            read(path)
 
 
 def test_memory_for_a_small_input_does_not_depend_on_the_limit(tmp_path: Path) -> None:

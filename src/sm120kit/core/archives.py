@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120kit.core.errors import BadInput
+from sm120kit.core.outside import open_found
 
 MAX_RATIO = 100
 MAX_FREE_BYTES = 2**30
@@ -54,7 +55,7 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
         OSError: it cannot be read.
     """
     try:
-        with zipfile.ZipFile(path) as wheel:
+        with open_found(path) as file, zipfile.ZipFile(file) as wheel:
             if problem := _problem(wheel.infolist(), path.stat().st_size):
                 raise BadInput(f"{path} {problem}", _HINT)
             yield wheel

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from sm120kit.core.outside import open_found
 from sm120kit.core.records import json_default
 
 
@@ -15,5 +16,5 @@ def digest_of(value: object) -> str:
 
 def file_sha256(path: Path) -> str:
     """sha256 of a file's bytes."""
-    with path.open("rb") as file:
+    with open_found(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

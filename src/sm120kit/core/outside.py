@@ -74,6 +74,23 @@ def read_found(path: Path, limit: int = MAX_FOUND_BYTES) -> bytes:
     return _read(path, limit, 0)
 
 
+def open_found(path: Path) -> io.BufferedReader:
+    """Open a file found in a directory from outside, of any size: a regular file, or a link to one.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    return open(path, "rb", opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    file = _without_waiting(path, flags)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return file
+
+
 def read_input_text(path: Path, limit: int = MAX_INPUT_BYTES) -> str:
     """The UTF-8 text of a file that a user names, with ``\\n`` at the ends of lines.
 

@@ -17,6 +17,7 @@ from sm120kit.core._users import is_private_group, user_label
 from sm120kit.core.disk import UNWRITABLE_HINT, disk_errors
 from sm120kit.core.errors import NotFound, NotTrusted, SystemRefused
 from sm120kit.core.locks import attempts, exclusive
+from sm120kit.core.outside import read_found
 from sm120kit.core.temporary import owned_directory, remove_abandoned
 
 MARKER = "sm120kit-state.lock"
@@ -158,7 +159,7 @@ class Workspace:
                     new.flush()
                     with suppress(FileExistsError):  # of another process
                         path.hardlink_to(new.name)
-            return path.read_bytes()
+            return read_found(path)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 from sm120kit.core import archives, reporting
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, Mismatch, NotTrusted
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import open_found, parse_json, read_found
 from sm120kit.core.parallel import in_parallel
 from sm120kit.core.process import Stopped
 from sm120kit.core.temporary import publish_directory
@@ -149,7 +149,7 @@ def layer_files(workspace: Workspace) -> Iterator[LayerFiles]:
 
 def _opened(path: Path) -> IO[bytes]:
     try:
-        return path.open("rb")
+        return open_found(path)
     except FileNotFoundError as error:
         raise Mismatch(f"{path} is missing", "build or pull the image again") from error
 
@@ -253,7 +253,7 @@ def digests(sources: Sequence[Path]) -> dict[str, str]:
     combined: dict[str, str] = {}
     for layer in sources:
         try:
-            recorded = parse_json((layer.parent / _DIGESTS).read_bytes())
+            recorded = parse_json(read_found(layer.parent / _DIGESTS, 2**28))
         except (OSError, ValueError):
             return {}
         if not isinstance(recorded, dict) or not all(map(_is_digest, recorded.values())):

@@ -14,6 +14,7 @@ from sm120kit.core import reporting
 from sm120kit.core.atomic_writes import replacing
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import AlreadyExists, NotVerified
+from sm120kit.core.outside import open_found
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image
 from sm120kit.images.oci import INDEX, REFERENCE, Descriptor, Layout
@@ -187,7 +188,7 @@ def _file(name: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _read(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    with open_found(path) as file:
         while piece := file.read(_CHUNK):
             yield piece
 

@@ -21,7 +21,7 @@ from sm120kit.core.digests import file_sha256
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, Mismatch, NotFound
 from sm120kit.core.locks import exclusive
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import parse_json, read_found
 from sm120kit.core.temporary import owned_directory
 
 if TYPE_CHECKING:
@@ -199,8 +199,7 @@ class Layout:
         """
         path = self.path(digest)
         try:
-            with path.open("rb") as file:
-                content = file.read(MAX_DOCUMENT_BYTES + 1)
+            content = read_found(path, MAX_DOCUMENT_BYTES)
         except OSError as error:
             raise _damaged(path, f"cannot be read: {error.strerror}") from error
         if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
@@ -431,14 +430,14 @@ class Layout:
         path = self.directory / "index.json"
         listed: dict[str, _Listed] = {}
         try:
-            for entry in parse_json(path.read_bytes())["manifests"]:
+            for entry in parse_json(read_found(path))["manifests"]:
                 described = Descriptor.from_json(entry)
                 bare = {key: value for key, value in entry.items() if key != "annotations"}
                 reference = described.annotations.get(REFERENCE)
                 listed.setdefault(described.digest, _Listed(bare)).references.update([str(reference)] if reference else ())
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, BadInput) as error:
+        except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
             raise _damaged(path, f"is not the index of an OCI image layout: {error}") from error
         return listed
 

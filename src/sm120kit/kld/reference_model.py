@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm120kit.core.atomic_writes import replacing
 from sm120kit.core.errors import BadRecord, RequirementMissing
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import open_found, parse_json
 from sm120kit.core.records import json_text
 from sm120kit.kld._kld_records import DivergenceSummary, Windowing
 from sm120kit.kld._tokens import TokenizedText
@@ -98,7 +98,7 @@ class SavedReference:
         import numpy as np
 
         try:
-            self._arrays: Any = np.load(path, allow_pickle=False)
+            self._arrays: Any = np.load(open_found(path), allow_pickle=False)
             header = parse_json(self._arrays.zip.read(_HEADER))
             if header.get("format") != FORMAT:
                 raise ValueError(f"format {header.get('format')!r}; this sm120kit reads {FORMAT}")

@@ -18,6 +18,7 @@ from typing import IO, Any
 from sm120kit.core.archives import MAX_MEMBERS, max_unpacked_bytes, open_wheel
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import NotTrusted
+from sm120kit.core.outside import open_found
 from sm120kit.sources.git import DATE, IDENTITY, Repository
 from sm120kit.sources.source_records import SdistPin, WheelPin
 
@@ -131,7 +132,7 @@ class _Unpacked:
 
     def __init__(self, packed: Path) -> None:
         self._name = packed.name
-        with packed.open("rb") as file:
+        with open_found(packed) as file:
             start = file.read(8)
         opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), Path.open)
         self._file: IO[bytes] = opener(packed, "rb")

@@ -13,6 +13,7 @@ from typing import IO, cast
 
 from sm120kit.core.archives import UNFIT, max_unpacked_bytes
 from sm120kit.core.errors import NotTrusted
+from sm120kit.core.outside import open_found
 
 MERGED = ("bin", "lib", "lib64", "sbin")
 """Directories that are links into ``/usr``. Packages of Debian 12 have files in both."""
@@ -74,7 +75,7 @@ def read(deb: Path, add: AddMember, left_out: Iterable[str] = ()) -> PackageCont
 def _parts(deb: Path) -> dict[str, bytes]:
     """The members of a package, an ar archive: deb(5)."""
     parts = {}
-    with deb.open("rb") as file:
+    with open_found(deb) as file:
         if file.read(8) != b"!<arch>\n":
             raise ValueError("it is no ar archive")
         while header := file.read(60):

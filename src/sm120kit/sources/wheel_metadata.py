@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sm120kit.core.archives import MAX_METADATA_BYTES
 from sm120kit.core.errors import FetchFailed, NotTrusted
+from sm120kit.core.outside import open_found
 from sm120kit.core.urls import redacted
 from sm120kit.sources.index import Location
 from sm120kit.sources.origin import Origin
@@ -66,7 +67,7 @@ def read_contents(filename: str, location: Location, origin: Origin) -> WheelMet
 def opened(location: Location, origin: Origin) -> Iterator[BinaryIO]:
     """A wheel, of which only the parts that are read are fetched."""
     if location.file is not None:
-        with Path(location.file).open("rb") as file:
+        with open_found(Path(location.file)) as file:
             yield file
         return
     from sm120kit.sources.index_client import connect

@@ -14,6 +14,7 @@ import zstandard
 from sm120kit.core.archives import ChunkReader
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import NotTrusted, RegistryFailed
+from sm120kit.core.outside import open_found
 from sm120kit.images.oci import LAYER, Descriptor
 
 LEVEL = 3
@@ -35,7 +36,7 @@ def compress(source: Path, target: Path, tick: Callable[[], None]) -> Descriptor
     """
     digest, size = hashlib.sha256(), 0
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
-    with disk_errors(target), source.open("rb") as file, target.open("wb") as out:
+    with disk_errors(target), open_found(source) as file, target.open("wb") as out:
         for piece in compressor.read_to_iter(file, size=source.stat().st_size, read_size=_CHUNK, write_size=_CHUNK):
             tick()
             digest.update(piece)

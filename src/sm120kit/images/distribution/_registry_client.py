@@ -23,7 +23,7 @@ from sm120kit.core import reporting
 from sm120kit.core.archives import max_unpacked_bytes
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotTrusted, RegistryFailed
-from sm120kit.core.outside import parse_json
+from sm120kit.core.outside import open_found, parse_json
 from sm120kit.core.parallel import in_parallel
 from sm120kit.core.temporary import owned_directory
 from sm120kit.images import oci
@@ -243,7 +243,7 @@ class RegistryClient:
             nonlocal sent
             advance(-sent)
             sent = 0
-            with path.open("rb") as file:
+            with open_found(path) as file:
                 while piece := file.read(_READ_BYTES):
                     self._require_running()
                     yield piece
