@@ -811,6 +811,28 @@ def test_receipt(runner: Runner, modules: Path, tmp_path: Path) -> None:
     assert record["gpu"]["capability"] == "9.0" and record["verified_on_sm120"] is False
     assert record["replaced"] == {"cvt.rn.satfinite.e2m1x2.f32": 1}
     assert record | interposed.digests() == record
+    assert record["toolchain"]["ptxas"].keys() == {"sha256"}
+
+
+def test_receipt_has_the_text_of_a_script_in_the_place_of_ptxas(
+    runner: Runner, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may choose options, and then nothing else of the record shows that."""
+    own, home = toolchain.find().cuda_home, tmp_path / "cuda"
+    (home / "bin").mkdir(parents=True)
+    (home / "include").symlink_to(own / "include")
+    (home / "nvvm").symlink_to(own / "nvvm")
+    for program in (own / "bin").iterdir():
+        (home / "bin" / program.name).symlink_to(program)
+    script = f'#!/bin/sh\nexec {own}/bin/ptxas --Ofast-compile=max "$@"\n'
+    (home / "bin" / "ptxas").unlink()
+    (home / "bin" / "ptxas").write_text(script)
+    (home / "bin" / "ptxas").chmod(0o700)
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    receipt = tmp_path / "receipt.json"
+    done = runner.command(PROGRAM, modules / "kernel.ptx", "cuModuleLoadData", options=("--receipt", receipt))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(receipt.read_text())["toolchain"]["ptxas"]["script"] == script
 
 
 def test_fast_run_has_other_functions_and_no_receipt(runner: Runner, modules: Path, tmp_path: Path) -> None:

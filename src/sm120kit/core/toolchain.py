@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -69,6 +70,17 @@ def installed() -> list[str]:
         return [*host_compiler(), *(f"{home}: {_nvcc_version(home / 'bin' / 'nvcc')}" for home, _ in _homes())]
     except (RequirementMissing, CommandFailed) as error:
         return [str(error)]
+
+
+def assembler(home: Path) -> dict[str, str]:
+    """The sha256 of a toolkit's ptxas; of a script, which may choose options or keep results, also its text."""
+    content = (home / "bin" / "ptxas").read_bytes()
+    digest = {"sha256": hashlib.sha256(content).hexdigest()}
+    return digest if not content.startswith(b"#!") else digest | {"script": content.decode(errors="replace")[:SCRIPT]}
+
+
+SCRIPT = 4096
+"""Most characters of a script that is recorded."""
 
 
 def at(home: Path, archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:

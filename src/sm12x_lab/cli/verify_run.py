@@ -67,6 +67,7 @@ def verify_run(
     that nothing was verified, or two runs without delays differ.
     """
     from sm12x_lab.ptx import interposed
+    from sm120kit.core import toolchain
     from sm120kit.core.disk import require_new, require_writable
     from sm120kit.core.errors import BadInput, CheckFailed, CompileFailed
     from sm120kit.core.record_files import write_record
@@ -87,6 +88,7 @@ def verify_run(
     if selection.fast:
         console.info("fast: MMAs may differ by 2^-20 of the sum of their magnitudes from what the PTX ISA defines")
     if receipt and done.modules:
+        record["toolchain"] |= {"ptxas": toolchain.assembler(toolchain.find().cuda_home)}
         write_record(receipt, record)
         console.info(f"receipt: {receipt}")
     if done.exit_code:

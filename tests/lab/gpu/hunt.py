@@ -117,7 +117,9 @@ def main() -> int:
     listed = [line.split(": ", 1) for line in Path(sys.argv[1]).read_text().splitlines() if line]
     seeds, device = int(sys.argv[3]) if len(sys.argv) > 3 else 50, gpu.probe()
     found: list[Row] = []
-    with interposed.prepared(None, Workspace.open(None), toolchain.find(), perturbed=True) as interposition:
+    tools = toolchain.find()
+    made = {**interposed.digests(), "ptxas": toolchain.assembler(tools.cuda_home), "gpu": asdict(device) if device else None}
+    with interposed.prepared(None, Workspace.open(None), tools, perturbed=True) as interposition:
 
         def examined(program: list[str]) -> list[Row]:
             part = interposition.part(program[0].replace(" ", "-"), False)
@@ -126,7 +128,7 @@ def main() -> int:
         with ThreadPoolExecutor(len(listed)) as pool:
             for each in pool.map(examined, listed):
                 found += each
-                report(found, Path(sys.argv[2]), {**interposed.digests(), "gpu": asdict(device) if device else None})
+                report(found, Path(sys.argv[2]), made)
     return min(1, sum(bool(row.differ) for row in found))
 
 
