@@ -914,6 +914,8 @@ def test_race_is_bisected_to_its_site(runner: Runner, modules: Path) -> None:
     assert healthy.returncode == 0 and "no run of 3 seeds differs; 5 runs" in healthy.stdout, healthy.stderr
     unsteady = runner.command(f"{PRINTED}import time\nprint(time.time())", *words, options=("--perturb", "1"))
     assert unsteady.returncode == 51 and "two runs without delays differ" in unsteady.stderr
+    fails = runner.command(f"{PRINTED}sys.exit(3)", *words, options=("--perturb", "1,1"))
+    assert fails.returncode == 51 and "fails without delays: exit code 3" in fails.stderr and not fails.stdout
     assert runner.command("", options=("--perturb", "1")).returncode == 51  # no module
     assert runner.command("", options=("--perturb", "1,0")).returncode == 11
 

@@ -92,7 +92,7 @@ def search(run: Runner, seeds: Iterable[int], modules: Callable[[], Sequence[dic
     """Run the program undelayed twice, then with each seed until a run differs; then bisect.
 
     Raises:
-        CheckFailed: the undelayed runs differ from each other, so that a comparison shows nothing.
+        CheckFailed: the undelayed runs differ from each other or fail, so that a comparison shows nothing.
     """
     started = time.monotonic()
     counted = _Counted(run)
@@ -102,6 +102,10 @@ def search(run: Runner, seeds: Iterable[int], modules: Callable[[], Sequence[dic
         raise CheckFailed(
             f"two runs without delays differ: {undelayed}; {again}",
             "fix the program's seeds, and let it print results only, not times or addresses",
+        )
+    if undelayed.exit_code:
+        raise CheckFailed(
+            f"the program fails without delays: {undelayed}", "let it run as it should: a failure may come before any kernel"
         )
     report, ran = RaceReport(undelayed, seconds, (), 2), []
     for seed in seeds:
