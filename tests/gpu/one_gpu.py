@@ -10,8 +10,13 @@ MPS (:func:`alone`): a fault of one client ends all.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import subprocess
 from typing import Any
+
+MPS = "nvidia-cuda-mps-control"
 
 
 def variables(gpus: int = 1) -> dict[str, str]:
@@ -27,6 +32,14 @@ def variables(gpus: int = 1) -> dict[str, str]:
 def alone(gpu: int) -> dict[str, str]:
     """The environment of a server of one rank, beside such an engine."""
     return {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
+
+
+def fresh() -> None:
+    """A new MPS daemon, where there is one: after a client was killed at work it refuses others."""
+    if os.environ.get("NCCL_LIBRARY") and shutil.which(MPS):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run([MPS], input=b"quit -t 5\n", timeout=15, check=False, capture_output=True)
+        subprocess.run([MPS, "-d"], timeout=15, check=False)
 
 
 def install() -> None:

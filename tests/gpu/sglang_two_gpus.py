@@ -1,10 +1,10 @@
 """SGLang's server of a Qwen3.5 MoE with its MTP layer on one GPU and on two: the command line of
 qwen3.5-122b-nvfp4-2x-rtx-pro-6000, the same tokens, and what ``verify server`` finds, healthy and with seeded faults.
 
-``python3 tests/gpu/sglang_two_gpus.py DIR [SERVER ...]`` with SGLang (``carry_sglang.py``) and ``src`` on PYTHONPATH. On a
-machine with one GPU both ranks share it (``one_gpu.py``). Servers run side by side, with models of random weights that it
-writes to DIR, and its logs. Prints each comparison and each probed server as soon as it is known. Exit code 1 if a server ends,
-or a verdict is not as expected.
+``python3 tests/gpu/sglang_two_gpus.py DIR [--seconds N] [SERVER ...]`` with SGLang (``carry_sglang.py``) and ``src`` on
+PYTHONPATH. On a machine with one GPU both ranks share it (``one_gpu.py``). Servers of one rank run side by side, with models of
+random weights that it writes to DIR, and its logs. Prints each comparison and each probed server as soon as it is known, and
+keeps them in DIR as ``vllm_servers.py`` does. Exit code 1 if a server ends, or a verdict is not as expected.
 """
 
 from __future__ import annotations
@@ -240,12 +240,12 @@ def listening(port: int, process: subprocess.Popen[bytes], until: float) -> bool
     return False
 
 
-def run(folder: Path, ports: Mapping[str, int], gpus: int) -> bool:
+def run(folder: Path, ports: Mapping[str, int], gpus: int, limit: float) -> bool:
     """Whether all is as expected; also compares answers to prompts of which every fourth is one token."""
     import vllm_servers
 
     class Run(vllm_servers.Run):
-        reset = "/flush_cache"
+        reset, gated = "/flush_cache", False
         short: ClassVar[dict[str, Any]] = {}
 
         def ask(self, name: str, until: float, listening: vllm_servers.Listening, reads: bool) -> None:
@@ -260,26 +260,32 @@ def run(folder: Path, ports: Mapping[str, int], gpus: int) -> bool:
                     self.note(each, f"prompts of one token among others, against {other}", result)
                     self.say(f"{each} against {other}, prompts of one token among others: {json.dumps(result)}")
 
-    return Run(folder, SERVERS, ports, lambda name, port: started(name, port, folder, gpus)).all(listening, reads=False)
+    return Run(folder, SERVERS, ports, lambda name, port: started(name, port, folder, gpus)).all(
+        listening, reads=False, limit=limit
+    )
 
 
-def main(folder: Path, names: list[str]) -> bool:
+def main(folder: Path, names: list[str], limit: float = 3600) -> bool:
     import torch
     from compile_watch import Processes
 
     folder.mkdir(parents=True, exist_ok=True)
-    models(folder)
+    if not (folder / "nvfp4" / "config.json").exists():
+        models(folder)
     if any(SERVERS[name].released for name in names):
         released(folder)
     compilers = Processes()
     compilers.start()
     gpus = torch.cuda.device_count() or 1
     ports = {name: 18100 + 20 * number for number, name in enumerate(names)}
-    right = run(folder, ports, gpus)
+    right = run(folder, ports, gpus, limit)
     compilers.ended.set()
     print("processes of compilers:", dict(Counter(each["process"] for each in compilers.seen.values())), flush=True)
     return right
 
 
 if __name__ == "__main__":
-    sys.exit(not main(Path(sys.argv[1]), sys.argv[2:] or list(SERVERS)))
+    from vllm_servers import limited
+
+    given, seconds = limited(sys.argv[1:])
+    sys.exit(not main(Path(given[0]), given[1:] or list(SERVERS), seconds))

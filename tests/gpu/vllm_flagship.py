@@ -1,10 +1,10 @@
 """The command line of a configuration with a small checkpoint of its architecture, and what compiles while it starts.
 
-``python3 tests/gpu/vllm_flagship.py DIR WORLD [faults]`` on a machine with WORLD GPUs (four for the command line as it is) or
-fewer, which ranks share (``one_gpu.py``), with vLLM and FlashInfer (``carry_vllm.py``) and ``src`` on PYTHONPATH. Starts the
-server twice, the second time with the caches of the first, and prints what the log states, answers, drafts, the verdict of
-``verify server``, and the table of ``compile_watch.py``. With ``faults``: one server, eagerly, with a KV cache
-of 1 GB instead of a share of the memory, healthy and with seeded faults.
+``python3 tests/gpu/vllm_flagship.py DIR WORLD [--seconds N] [faults]`` on a machine with WORLD GPUs (four for the command line
+as it is) or fewer, which ranks share (``one_gpu.py``), with vLLM and FlashInfer (``carry_vllm.py``) and ``src`` on PYTHONPATH.
+Starts the server twice, the second time with the caches of the first, and prints what the log states, answers, drafts, the
+verdict of ``verify server``, and the table of ``compile_watch.py``. With ``faults``: one server, eagerly, with a KV cache
+of 1 GB instead of a share of the memory, healthy and with seeded faults; N seconds at most.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def one_start(folder: Path, world: int, name: str, caches: Path, *, probe: bool 
     return right
 
 
-def with_faults(folder: Path, world: int) -> bool:
+def with_faults(folder: Path, world: int, limit: float) -> bool:
     """A server of the configuration, and seeded faults in it."""
     words, environment = command(world)
     more = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "1G", "--max-model-len", "32768", "--enforce-eager")
@@ -131,17 +131,19 @@ def with_faults(folder: Path, world: int) -> bool:
 
     def begin(name: str, port: int) -> subprocess.Popen[bytes]:
         variables = environment | vllm_servers.seedable(folder, name, server)
-        return vllm_servers.launch([str(folder / "qwen35"), "--port", str(port), *words], variables, folder, name)
+        argv = [str(folder / "qwen35"), "--port", str(port), *words]
+        return vllm_servers.launch(argv, variables, folder, name, vllm_servers.gate(folder, name))
 
     run = vllm_servers.Run(folder, {"flagship": server}, {"flagship": PORT}, begin)
-    return run.all(vllm_servers.ready, reads=False)
+    run.fresh = one_gpu.fresh if "RANKS_SHARE_GPU" in environment else run.fresh
+    return run.all(vllm_servers.ready, reads=False, limit=limit)
 
 
-def main(folder: Path, world: int, faults: bool) -> bool:
+def main(folder: Path, world: int, faults: bool, limit: float = 3600) -> bool:
     if not (folder / "qwen35" / "config.json").exists():
         vllm_checkpoints.qwen35(folder / "qwen35")
     if faults:
-        return with_faults(folder, world)
+        return with_faults(folder, world, limit)
     print("arguments:", " ".join(command(world)[0]), flush=True)
     caches = folder / "caches"
     shutil.rmtree(caches, ignore_errors=True)
@@ -149,4 +151,5 @@ def main(folder: Path, world: int, faults: bool) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(not main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["faults"]))
+    given, seconds = vllm_servers.limited(sys.argv[1:])
+    sys.exit(not main(Path(given[0]), int(given[1]), given[2:] == ["faults"], seconds))

@@ -1,9 +1,10 @@
 """vLLM's server with one rank and with several: the same tokens, and what ``verify server`` finds, healthy and with faults.
 
-``python3 tests/gpu/vllm_servers.py DIR WORLD [SERVER ...]`` with vLLM and FlashInfer (``carry_vllm.py``) and ``src`` on
-PYTHONPATH. With fewer GPUs than ranks some ranks share one (``one_gpu.py``). Servers run side by side, with models of random
-weights that it writes to DIR, and its logs. Prints each comparison and each probed server as soon as it is known. Exit code 1
-if a server ends, answers other tokens in float32 than one rank where neither is a tie, or a verdict is not as expected.
+``python3 tests/gpu/vllm_servers.py DIR WORLD [--seconds N] [SERVER ...]`` with vLLM and FlashInfer (``carry_vllm.py``) and
+``src`` on PYTHONPATH. With fewer GPUs than ranks some ranks share one (``one_gpu.py``). Servers of one rank run side by side,
+others one after the other, with models of random weights that it writes to DIR, and its logs. Prints each comparison and each
+probed server as soon as it is known, and keeps them in DIR: begun again, after N seconds say, it does what is not done. Exit
+code 1 if a server ends, answers other tokens in float32 than one rank where neither is a tie, or a verdict is not as expected.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ PROMPTS, TOKENS, TOGETHER, TOP = 32, 24, 8, 5
 ASKED = 6
 """Servers that compute at once: under MPS, kernels of ranks that wait for each other stay on the GPU."""
 GRACE_SECONDS = 15
+ANSWER_SECONDS = 75
+"""The first answer compiles kernels; a server that stands still costs this."""
+BEAT_SECONDS = 20
 TIE_NATS = 0.01
 """In float32, two tokens whose log-probabilities differ by less may change places. In bfloat16 answers are not judged."""
 NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2}'
@@ -46,6 +50,9 @@ SPECULATE = ("--speculative-config", NGRAM)
 MTP = ("--speculative-config", '{"method":"mtp","num_speculative_tokens":1}')
 NCCL = ("--disable-custom-all-reduce",)
 PCIE_IPC = {"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}
+LABORATORY = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor-sm120"}
+"""For a run below ``sm12x-lab run``, once ``one-float32`` has answered: Inductor finds what it compiled by the GPU's name, the
+same there."""
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 SAFE |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 """Without NVLink multicast, which can put a shared host's GPUs out of service, and FlashInfer's sampler, which it compiles."""
@@ -100,6 +107,7 @@ SERVERS = {
     "one-ngram": Server("moe", (*EAGER, *SPECULATE), "one", gpu=1),
     "several-ngram": Server("moe", (*EAGER, *SPECULATE), "one", faults=("drafts-all",)),
     "one-float32": Server("moe", EAGER, dtype="float32", gpu=0),
+    "lab-float32": Server("moe", EAGER, "one-float32", "float32", gpu=0, environment=LABORATORY),
     "several-float32": Server("moe", EAGER, "one-float32", "float32"),
     "several-float32-nccl": Server("moe", (*EAGER, *NCCL), "one-float32", "float32"),
     "dense-one": Server("dense", EAGER, dtype="float32", gpu=1),
@@ -126,8 +134,13 @@ Listening = Callable[[int, "subprocess.Popen[bytes]", float], bool]
 PLUGINS = "[vllm.general_plugins]\nshared = one_gpu:install\nseeded = vllm_faults:seed\nwatched = compile_watch:install\n"
 
 
-def launch(argv: list[str], environment: Mapping[str, str], folder: Path, name: str) -> subprocess.Popen[bytes]:
-    """A server's process, in a session of its own, with the plugins beside this file; its log is ``folder/name.log``."""
+def launch(
+    argv: list[str], environment: Mapping[str, str], folder: Path, name: str, gate: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """A server's process, in a session of its own, with the plugins beside this file; its log is ``folder/name.log``.
+
+    With ``gate`` it imports its modules and waits for that file (``vllm_gate.py``).
+    """
     plugins = folder / "plugins"
     entry = plugins / "seeded_faults-0.dist-info" / "entry_points.txt"
     entry.parent.mkdir(parents=True, exist_ok=True)
@@ -139,8 +152,9 @@ def launch(argv: list[str], environment: Mapping[str, str], folder: Path, name: 
         found = [path for path in variables["PATH"].split(os.pathsep) if Path(path) != Path(ninja).parent]
         variables["PATH"] = os.pathsep.join(found)
     variables["PYTHONPATH"] = os.pathsep.join((str(plugins), str(HERE), variables.get("PYTHONPATH", "")))
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *argv, "--host", "127.0.0.1"]
-    command += ["--served-model-name", "small"]
+    variables |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork"} if gate else {}
+    program = [str(HERE / "vllm_gate.py"), str(gate)] if gate else ["-m", "vllm.entrypoints.cli.main"]
+    command = [sys.executable, *program, "serve", *argv, "--host", "127.0.0.1", "--served-model-name", "small"]
     log = (folder / f"{name}.log").open("wb")
     return subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -183,7 +197,12 @@ def started(name: str, port: int, folder: Path, world: int, gpus: int) -> subpro
     argv += ["--tensor-parallel-size", str(world if server.gpu is None else 1), "--max-model-len", "2048"]
     argv += ["--distributed-executor-backend", "mp"] if server.gpu is None else []
     argv += ["--gpu-memory-utilization", "0.03", "--kv-cache-memory-bytes", "1G", "--attention-backend", "TRITON_ATTN"]
-    return launch([*argv, *server.arguments], environment, folder, name)
+    return launch([*argv, *server.arguments], environment, folder, name, gate(folder, name))
+
+
+def gate(folder: Path, name: str) -> Path:
+    """The file that lets a server begin."""
+    return folder / f"{name}.begin"
 
 
 def ready(port: int, process: subprocess.Popen[bytes], until: float) -> bool:
@@ -203,7 +222,7 @@ def completion(port: int, prompt: str, **more: Any) -> dict[str, Any]:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
         choice: dict[str, Any] = json.load(response)["choices"][0]
     return choice
 
@@ -333,29 +352,39 @@ def all_ready(
 class Run:
     """Servers with their ports and processes, and what is known of them so far.
 
-    ``begin`` starts a server; ``SEVERAL`` of several ranks run at once, until they are probed, those of one rank all the time;
-    ``listening`` waits for a server; ``reads``: it lists the log-probabilities of prompts.
+    ``begin`` starts a server, at once if it is ``gated``. Those of several ranks answer one after the other, each after
+    ``fresh``, until they are probed, those of one rank all the time. ``listening`` waits for a server; ``reads``: it lists
+    the log-probabilities of prompts. What is known is kept in ``folder``, and is not asked again.
     """
 
     reset = "/reset_prefix_cache"
+    gated = True
 
     def __init__(self, folder: Path, servers: Mapping[str, Any], ports: Mapping[str, int], begin: Begin) -> None:
-        self.folder, self.servers, self.ports = folder, servers, ports
+        self.folder, self.servers, self.begin = folder, servers, begin
+        self.fresh: Callable[[], object] = lambda: None
         self.since, self.right, self.lock = time.monotonic(), True, threading.RLock()
-        self.asked, self.several = threading.Semaphore(ASKED), threading.Semaphore(int(os.environ.get("SEVERAL", "1")))
-        self.begin = begin
-        self.done = {name: threading.Event() for name in ports}
+        self.asked = threading.Semaphore(ASKED)
         self.alive: set[str] = set()
-        self.answers: dict[str, Any] = {}
-        self.read: dict[str, Any] = {}
-        self.results: dict[str, Any] = {}
+        self.results: dict[str, Any] = kept(folder / "results.json")
+        self.answers: dict[str, Any] = kept(folder / "answers.json")
+        self.read: dict[str, Any] = kept(folder / "read.json")
+        self.ports = {name: port for name, port in ports.items() if not self.known(name).get("done")}
+        self.done = {name: threading.Event() for name in self.ports}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def known(self, name: str) -> dict[str, Any]:
+        """What is known of a server."""
+        found: dict[str, Any] = self.results.get(self.servers[name].model, {}).get(name, {})
+        return found
 
     def note(self, name: str, key: str, value: Any) -> None:
         """Keep a result of a server in ``results.json``, by its model."""
         with self.lock:
             self.results.setdefault(self.servers[name].model, {}).setdefault(name, {})[key] = value
-            (self.folder / "results.json").write_text(json.dumps(self.results, indent=1))
+            for folder in {self.folder, Path(os.environ.get("OUT", self.folder))}:
+                file = folder / ("results.json" if folder == self.folder else f"results-{self.folder.name}.json")
+                keep(file, self.results)
 
     def say(self, *lines: str) -> None:
         with self.lock:
@@ -392,8 +421,10 @@ class Run:
             found, tokens = answers(self.ports[name]), read(self.ports[name]) if reads else None
         with self.lock:
             self.alive.add(name)
-            self.answers[name] = found
+            self.answers[name] = json.loads(json.dumps(found))
             self.read |= {name: tokens} if reads else {}
+            keep(self.folder / "answers.json", self.answers)
+            keep(self.folder / "read.json", self.read)
             self.compare(name)
         if any(each.like == name and not each.exact for each in self.servers.values()):
             alone = compared(found, answers(self.ports[name], 1))
@@ -405,6 +436,9 @@ class Run:
         faults = self.servers[name].faults
         self.judge(name, "")
         for fault in (*faults, "") if faults else ():
+            if fault and f"verify server, {fault}" in self.known(name):
+                continue
+            self.say(f"{name}, {fault or 'without a fault again'}: begins")
             took_effect(self.folder / f"{name}.fault", fault).unlink(missing_ok=True)
             (self.folder / f"{name}.fault").write_text(fault)
             request = urllib.request.Request(f"http://127.0.0.1:{self.ports[name]}{self.reset}", b"")
@@ -435,41 +469,97 @@ class Run:
     def one(self, name: str, seconds: float, listening: Listening, reads: bool) -> None:
         """All of one server; an error is printed, as the others go on."""
         several = self.servers[name].ranks > 1
-        with self.several if several else contextlib.nullcontext():
-            try:
-                self.processes[name] = self.begin(name, self.ports[name])
-                self.ask(name, time.monotonic() + seconds, listening, reads)
-                self.done[name].set()
-                if name in self.alive:
-                    self.probe(name)
-            except Exception as error:
-                self.right = False
-                self.say(f"{name}: {error!r}")
-            finally:
-                self.done[name].set()
-                end({name: self.processes[name]} if several and name in self.processes else {}, GRACE_SECONDS)
-
-    def all(self, listening: Listening, *, reads: bool) -> bool:
-        """Whether all is as expected; the servers end."""
-        seconds = float(os.environ.get("READY_SECONDS", "300"))
-        signal.signal(signal.SIGTERM, lambda number, frame: (end(self.processes), os._exit(1)))
         try:
-            with ThreadPoolExecutor(len(self.ports)) as pool:
-                list(pool.map(lambda name: self.one(name, seconds, listening, reads), self.ports))
+            if several:
+                self.fresh()
+            if not self.gated:
+                self.processes[name] = self.begin(name, self.ports[name])
+            gate(self.folder, name).touch()
+            self.say(f"{name}: begins")
+            self.ask(name, time.monotonic() + seconds, listening, reads)
+            self.done[name].set()
+            if name in self.alive:
+                self.probe(name)
+                self.note(name, "done", True)
+        except Exception as error:
+            self.right = False
+            self.note(name, "error", repr(error))
+            self.say(f"{name}: {error!r}")
+        finally:
+            self.done[name].set()
+            end({name: self.processes[name]} if several and name in self.processes else {}, GRACE_SECONDS)
+
+    def beat(self) -> None:
+        """Say now and then what the servers that do not answer yet do, by their logs."""
+        while True:
+            for name, ended in self.done.items():
+                if name in self.processes and name not in self.alive and not ended.is_set():
+                    log = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+                    self.say(f"{name} starts: {log[-1][:200] if log else ''}")
+            time.sleep(BEAT_SECONDS)
+
+    def stop(self, why: str) -> None:
+        """End all, with what is known so far."""
+        self.say(f"{why}; not done: {[name for name in self.ports if not self.known(name).get('done')]}")
+        end(self.processes)
+        os._exit(1)
+
+    def all(self, listening: Listening, *, reads: bool, limit: float = 3600) -> bool:
+        """Whether all is as expected; the servers end, and after ``limit`` seconds all does."""
+        seconds = float(os.environ.get("READY_SECONDS", "300"))
+        signal.signal(signal.SIGTERM, lambda number, frame: self.stop("asked to end"))
+        for after, work in ((BEAT_SECONDS, self.beat), (limit, lambda: self.stop("time limit"))):
+            timer = threading.Timer(after, work)
+            timer.daemon = True
+            timer.start()
+        for name in self.ports:
+            gate(self.folder, name).unlink(missing_ok=True)
+            if self.gated:
+                self.processes[name] = self.begin(name, self.ports[name])
+        alone = [[name] for name in self.ports if self.servers[name].ranks == 1]
+        groups = [*alone, [name for name in self.ports if self.servers[name].ranks > 1]]
+        try:
+            with ThreadPoolExecutor(len(groups)) as pool:
+                list(pool.map(lambda names: [self.one(name, seconds, listening, reads) for name in names], groups))
         finally:
             end(self.processes, GRACE_SECONDS)
         return self.right
 
 
-def main(folder: Path, world: int, names: list[str]) -> bool:
+def kept(file: Path) -> dict[str, Any]:
+    """What :func:`keep` stored, or nothing."""
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def keep(file: Path, content: object) -> None:
+    """Store it whole or not at all."""
+    part = file.with_name(f".{file.name}")
+    part.write_text(json.dumps(content, indent=1))
+    part.replace(file)
+
+
+def limited(words: list[str]) -> tuple[list[str], float]:
+    """Arguments without ``--seconds N``, and N."""
+    if "--seconds" not in words:
+        return words, 3600
+    at = words.index("--seconds")
+    return [*words[:at], *words[at + 2 :]], float(words[at + 1])
+
+
+def main(folder: Path, world: int, names: list[str], limit: float = 3600) -> bool:
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    vllm_checkpoints.small(folder)
+    if not (folder / "glm" / "config.json").exists():
+        vllm_checkpoints.small(folder)
     gpus = torch.cuda.device_count() or 1
     ports = {name: 18100 + number for number, name in enumerate(names)}
-    return Run(folder, SERVERS, ports, lambda name, port: started(name, port, folder, world, gpus)).all(ready, reads=True)
+    run = Run(folder, SERVERS, ports, lambda name, port: started(name, port, folder, world, gpus))
+    run.fresh = one_gpu.fresh if gpus < world else run.fresh
+    return run.all(ready, reads=True, limit=limit)
 
 
 if __name__ == "__main__":
-    sys.exit(not main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or list(SERVERS)))
+    given, seconds = limited(sys.argv[1:])
+    sys.exit(not main(Path(given[0]), int(given[1]), given[2:] or list(SERVERS), seconds))
