@@ -67,7 +67,7 @@ NO_SECRETS = (
     "unexpected token: identifier",
     "token => none; the token is 128001; secret is missing; tokens [1, 2]; login failed -p 8000",
     "the password is wrong; password authentication failed; /etc/passwd: no such file",
-    "use --api-key to protect it, or --api-key KEY, or --api-key $VLLM_API_KEY",
+    "use --api-key to protect it, or --api-key KEY, or --api-key $VLLM_API_KEY, or --api-key @FILE; more",
     '-H "Authorization: Bearer $VLLM_API_KEY"',
     "Bearer token is missing; basic configuration; Basic Linear Algebra",
     "docker run -u 1000:1000 vllm/vllm-openai:v0.33@sha256:00ff",

@@ -175,7 +175,7 @@ _WORDS = re.compile(
     r"none|null|nil|true|false|cannot|could|does|it|str|string|int|bool|any|empty|optional.*|list|dict|required|missing|invalid|unset|set|not|is|are"
     r"|was|must|may|can|to|of|or|and|for|with|without|in|on|the|an?|from|by|if|as|that|which|has|option|value|options?|field"
     r"|authentication|header|headers|file|only|given|named?|tokens?|keys?|passwords?|env\w*|os\.environ.*|getenv.*|self\..*"
-    r"|args\..*|config\..*|(?-i:[A-Z][A-Z_]*)|\*+|\.+|[<${%].*|\d{1,9}\.?",
+    r"|args\..*|config\..*|(?-i:@?[A-Z][A-Z_]*)|\*+|\.+|[<${%].*|\d{1,9}\.?",
     re.IGNORECASE,
 )
 """Values that are no secrets: words of sentences and types, placeholders, expressions, small numbers."""
