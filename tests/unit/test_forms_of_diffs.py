@@ -213,6 +213,16 @@ def test_what_no_project_can_take_is_no_matter_of_the_recipe(tmp_path: Path) -> 
     assert "corrupt patch at line" in error.value.message and "recipe" not in error.value.hint
 
 
+def test_new_file_that_is_there_is_no_matter_of_the_recipe_either(tmp_path: Path) -> None:
+    """As a diff of a new file that is given twice; other sources are not named."""
+    (tmp_path / "x.diff").write_bytes(created("vllm/a.py"))
+    several = [source(tmp_path / "one.git", FILES), source(tmp_path / "two.git", {"flashinfer/x.py": "x\n"})]
+    with pytest.raises(BadInput) as error:
+        apply_local(read_local([tmp_path / "x.diff"], DEFAULT), several)
+    assert error.value.message.splitlines()[1:] == ["vllm:", "  vllm/a.py exists already"]
+    assert "applied already" in error.value.hint
+
+
 def test_files_that_a_diff_of_directories_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     author = Author(tmp_path / "author")
     twenty(author)

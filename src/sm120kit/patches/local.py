@@ -188,8 +188,8 @@ def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place
             errors.append(error)
             lines = error.message.splitlines()
             problems[number] = [tree.checkout.pin.project + ":", *(lines[1:] or [f"  {lines[0]}"])]
-    exists = any(EXISTS in line for lines in problems.values() for line in lines)
-    usable = {number: place for number, place in places.items() if place.known} or ({} if exists else places)
+    there = [lines for lines in problems.values() if any(EXISTS in line for line in lines)]
+    usable = {number: place for number, place in places.items() if place.known} or ({} if there else places)
     if len(usable) == 1:
         return next(iter(usable.items()))
     if usable:
@@ -197,11 +197,13 @@ def owner(patch: ForeignPatch, trees: Sequence[PatchedTree]) -> tuple[int, Place
         raise BadInput(f"{patch.file} has files of {names}", "give its paths from the root of the project's repository")
     if "\n" not in errors[0].message and len({error.message for error in errors}) == 1:
         raise errors[0]  # no source can take it
-    fewest = min(map(len, problems.values()))
-    nearest = (line for lines in problems.values() if len(lines) == fewest for line in lines)
+    fewest = min(map(len, there or problems.values()))
+    nearest = (line for lines in there or problems.values() if len(lines) == fewest for line in lines)
     raise BadInput(
         "\n".join([f"{patch.file} is for no project of this recipe", *nearest]),
-        "choose the recipe of the project that has its files, for `patch import` by --recipe; of an engine, "
+        "leave it out if it is applied already: `sm120kit patch list`"
+        if there
+        else "choose the recipe of the project that has its files, for `patch import` by --recipe; of an engine, "
         "Python files of its wheel can be patched; split a patch of several projects",
     )
 
