@@ -201,14 +201,17 @@ def test_files_left_out_decide_the_result_and_their_reasons_do_not(tmp_path: Pat
             inputs(text.replace("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", pattern))
 
 
-def test_file_whose_name_has_no_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "version"), [("vllm-next", "next"), ("forked", "")])
+def test_file_whose_name_has_no_version_is_named(
+    name: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = tmp_path / "recipes" / "engines"
     directory.mkdir(parents=True)
     for other in ("patches", "cutlass_overrides"):
         (tmp_path / other).mkdir()
-    (directory / "vllm-next.toml").write_text("")
+    (directory / f"{name}.toml").write_text("")
     monkeypatch.setenv("SM120KIT_DATA", str(tmp_path))
-    with pytest.raises(BadInput, match=r"vllm-next\.toml: 'next' is not a version"):
+    with pytest.raises(BadInput, match=rf"{name}\.toml: '{version}' is not a version"):
         recipes.names()
 
 

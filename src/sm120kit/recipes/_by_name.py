@@ -39,8 +39,8 @@ def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> li
             problem = f"{path_of(name)}: {version!r} is not a version"
             raise BadInput(problem, "rename it to ENGINE-VERSION.toml or ENGINE-VERSION-VARIANT.toml, or remove it") from None
 
-    stems = [stem for stem in data_roots.entries(KIND) if stem.count("-")]
-    return sorted((name for name in stems if kind is None or kind_of(_split_name(name)[0]) is kind), key=order)
+    ordered = sorted(data_roots.entries(KIND), key=order)
+    return [name for name in ordered if kind is None or kind_of(_split_name(name)[0]) is kind]
 
 
 def newest(engine: str) -> tuple[str, ...]:
