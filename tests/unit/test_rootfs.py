@@ -130,6 +130,14 @@ def test_combined_directory_has_each_layers_entries_once(tmp_path: Path) -> None
     assert _rootfs.find(sources, "dir/x") is None
 
 
+@pytest.mark.parametrize("path", ["../../outside", "/home/../../../outside", "/.."])
+def test_no_path_leads_out_of_the_layers(tmp_path: Path, path: str) -> None:
+    """Such as a home in the ``passwd`` of an image."""
+    layer = unpacked(tmp_path / "layer", ("home/file", b"x", {}))
+    (tmp_path / "outside").mkdir()
+    assert _rootfs.find([layer], path) is None and _rootfs.find([layer], "/home/./file") is not None
+
+
 def test_copies_do_not_share_bytes_with_the_layer(tmp_path: Path) -> None:
     layer = unpacked(tmp_path, ("home/file", b"x", {}))
     (tmp_path / "into").mkdir()

@@ -224,8 +224,10 @@ def walk(sources: Sequence[Path], path: str = "") -> Iterator[VisibleEntry]:
 
 
 def find(sources: Sequence[Path], path: str) -> VisibleEntry | None:
-    """A path of combined layers; None if it does not exist. Links are not followed."""
+    """A path of combined layers; None if it does not exist or leads out of them. Links are not followed."""
     parts, entry = PurePosixPath(path.strip("/")).parts, None
+    if ".." in parts:
+        return None
     for count in range(1, len(parts) + 1):
         if (entry := _entry(sources, "/".join(parts[:count]))) is None:
             return None

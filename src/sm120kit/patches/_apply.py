@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import BadInput, PatchConflict, SystemRefused
+from sm120kit.core.outside import read_found
 from sm120kit.patches.drift import Step, complete_steps, steps
 from sm120kit.patches.format import Patch
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree, PatchState, projects_in_tree
@@ -158,5 +159,5 @@ def _with_overrides(repository: Repository, checkout: Checkout, inside: tuple[Ve
                     f"{file} would hide {path} of {cutlass.project} {cutlass.version}",
                     "give it a name of its own below include/sm120kit and let a patch hook into it",
                 )
-            index.add(path, file.read_bytes())
+            index.add(path, read_found(file))
         return index.write_tree()
