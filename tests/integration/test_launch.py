@@ -239,6 +239,15 @@ def test_port_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             launch.run(prepared, launch.LaunchOptions(Workspace(tmp_path), 1), lambda run: None)
 
 
+def test_patch_builds_nothing_without_docker(tmp_path: Path) -> None:
+    """The diff, which is none, is not read yet."""
+    (tmp_path / "x.diff").write_text("no diff")
+    words = ("serve", "qwen3.5-27b-fp8-1x-rtx-pro-6000", "--patch", tmp_path / "x.diff", "--state", tmp_path / "state")
+    argv = [sys.executable, "-m", "sm120kit", *map(str, words)]
+    done = subprocess.run(argv, env=os.environ | {"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 40 and "docker" in done.stderr, done.stderr
+
+
 STATIC = r"""
 #include <arpa/inet.h>
 #include <errno.h>

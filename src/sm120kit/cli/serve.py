@@ -38,7 +38,7 @@ from sm120kit.hosts.doctor import Impact
 from sm120kit.images.delivery import patched_image
 from sm120kit.recipes.configurations import Configuration
 from sm120kit.serving import answer as answers
-from sm120kit.serving import launch, nodes, unified_memory
+from sm120kit.serving import launch, nodes, server_containers, unified_memory
 from sm120kit.serving.answer import Answer
 from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
 from sm120kit.serving.resolve import ServerLocation, on_node, resolve
@@ -276,6 +276,7 @@ def serve_(
     location = replace(location, node=machines[0], elsewhere=bool(planned) and (served.elsewhere or location.elsewhere))
     image = server.image
     if server.patch:
+        server_containers.listed()  # without docker, nothing is built
         with watcher() as watch:
             image = patched_image(configuration.engine, server.patch, sources.run_options(), watch)
     first = resolve(configuration, image, images.source(), location, workspace, root=root, planned=bool(planned))
