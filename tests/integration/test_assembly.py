@@ -260,7 +260,7 @@ def test_winner_of_a_path_is_that_of_pip(small: SmallImage) -> None:
         ({"engine-1.0.data": b""}, BadInput, "not a directory"),
         ({"engine-1.0.data/scripts": b""}, BadInput, "not a directory"),
         ({"engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\n../../x = a:b\n"}, NotTrusted, "not a path"),
-        ({"engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\nx = no callable\n"}, BadInput, "installed"),
+        ({"engine-1.0.dist-info/entry_points.txt": b"[console_scripts]\nx = no callable\n"}, BadInput, "callable"),
     ],
 )  # fmt: skip
 def test_hostile_wheel_is_refused(small: SmallImage, files: dict[str, bytes], expected: type[Exception], message: str) -> None:
@@ -330,6 +330,16 @@ def test_bytecode_is_that_of_compileall(tmp_path: Path) -> None:
     ):
         cached = tmp_path / "overlay" / compiler.python.cached_path(name).lstrip("/")
         assert bytecode == (cached.read_bytes() if name != "broken.py" else b""), name
+
+
+def test_python_files_that_fill_memory_have_no_bytecode(small: SmallImage) -> None:
+    small.files["engine"] = {"large.py": b"#" * (_wheel_layers.MAX_COMPILED_BYTES + 1), "small.py": b""}
+    files = set()
+    for layer in small.assemble()[0].layers:
+        with tarfile.open(small.layout.path(layer)) as archive:
+            files |= {*archive.getnames()}
+    assert f"{SITE}/large.py" in files and not [path for path in files if "__pycache__/large" in path]
+    assert [path for path in files if "__pycache__/small" in path]
 
 
 def test_driver_stub_links_and_loads(tmp_path: Path) -> None:

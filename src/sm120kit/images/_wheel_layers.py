@@ -55,6 +55,8 @@ _CHUNK = 2**20
 
 LINKED_BYTES = 2**16
 """Size from which equal files of a wheel are hard links."""
+MAX_COMPILED_BYTES = 8 * 2**20
+"""Larger Python files have no bytecode: the compiler needs 350 times their size. Of 1,075 wheels the largest has 3.9 MB."""
 _DAMAGE = (OSError, LookupError, ValueError, AssertionError, InstallerError, InvalidRecordEntry, configparser.Error)
 """What installer raises for damaged wheels."""
 _HINT = "the wheel is damaged or hostile: report it to its project, and lock another version"
@@ -129,6 +131,7 @@ def _open(wheel: LockedWheel, path: Path, wrong_record: Sequence[str] = ()) -> I
         raise
     except _DAMAGE as error:
         problem = error.args[-1] if isinstance(error, InstallerError) and error.args else error
+        problem = str(problem) or "an entry of its entry_points.txt names no callable"  # of an assertion
         raise BadInput(f"{path} cannot be installed: {problem}", _HINT) from error
 
 
@@ -310,7 +313,7 @@ class _LayerDestination(_Environment):
             raise NotTrusted(f"{self._wheel.filename} replaces /{path}, a part of the environment itself", _HINT)
         if path in self._without:
             return
-        compiled = path.endswith(".py") and path.startswith(f"{VENV}/lib/")
+        compiled = path.endswith(".py") and path.startswith(f"{VENV}/lib/") and size <= MAX_COMPILED_BYTES
         if compiled:
             chunks = [b"".join(chunks)]
         self._write_once(path, chunks, size, mode, digest)
