@@ -117,6 +117,9 @@ def test_download_that_is_killed_resumes_and_then_needs_no_network(sent: int, co
 def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound, match=f"{REPOSITORY} has no revision v9"):
         fetch("v9")
+    for revision in ("v" * 70_000, "v\udcff"):  # of no URL
+        with pytest.raises(NotFound, match="has no revision v"):
+            fetch(revision)
     hub.token = "right"
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     with pytest.raises(FetchFailed, match="status 401") as refused:

@@ -122,7 +122,7 @@ def test_overlaid_wheel_has_patched_files_and_their_record(tree: PatchedTree, tm
     assert read_record(BuildPlan, tmp_path / "target" / "plan.json") == overlay
 
 
-@pytest.mark.parametrize("change", ["a byte", "longer", "absent", "another plan", "moved"])
+@pytest.mark.parametrize("change", ["a byte", "longer", "absent", "no record", "another plan", "moved"])
 def test_published_wheel_that_changed_is_refused(tree: PatchedTree, tmp_path: Path, change: str) -> None:
     official, target = make_wheel(tmp_path), tmp_path / "target"
     overlay, files = make_plan(tree), write_patched_members("vllm", tree, official, tmp_path / "out")
@@ -138,6 +138,8 @@ def test_published_wheel_that_changed_is_refused(tree: PatchedTree, tmp_path: Pa
         wheel.write_bytes(content + b"0123456789")
     elif change == "absent":
         wheel.unlink()
+    elif change == "no record":
+        (target / "artifacts.json").unlink()
     elif change == "another plan":
         write_record(target / "artifacts.json", replace(artifacts, plan="0" * 64))
     else:

@@ -399,7 +399,7 @@ def _hub_errors(repository: str, revision: str) -> Iterator[None]:
     name = f"{repository} at {revision}"
     try:
         yield
-    except errors.RevisionNotFoundError as error:
+    except (errors.RevisionNotFoundError, httpx2.InvalidURL, UnicodeEncodeError) as error:
         raise NotFound(
             f"{repository} has no revision {revision}", "name another with --revision, or correct model.revision"
         ) from error

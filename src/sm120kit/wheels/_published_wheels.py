@@ -13,6 +13,7 @@ from sm120kit.core import reporting
 from sm120kit.core.digests import file_sha256
 from sm120kit.core.disk import require_disk
 from sm120kit.core.errors import BadRecord, Mismatch, ResourceUnavailable, SystemRefused
+from sm120kit.core.outside import open_found
 from sm120kit.core.record_files import read_record, write_record
 from sm120kit.core.temporary import publish_directory
 from sm120kit.core.workspace import mark_used
@@ -31,10 +32,12 @@ def published(plan: BuildPlan, directory: Path) -> Artifacts | None:
     """The artifacts that an earlier build of a plan published in ``directory``; None if there are none. The wheel is hashed.
 
     Raises:
-        Mismatch: the wheel is missing or is not the one that was published.
+        Mismatch: the wheel or the record is missing, or the wheel is not the one that was published.
     """
-    if not (directory / "artifacts.json").is_file():
+    if not directory.is_dir():
         return None
+    if not (directory / "artifacts.json").is_file():
+        raise Mismatch(f"{directory} has no artifacts.json: it was damaged", f"to build it again, remove it: rm -r {directory}")
     artifacts = _artifacts(plan, directory)
     mark_used(directory)
     return artifacts
@@ -86,7 +89,7 @@ def keep_newest(directory: Path) -> None:
     marked = sorted(directory.parent.glob(f"*/{_LOCAL}"), key=lambda path: -path.stat().st_mtime_ns)
     for outdated in (path.parent for path in marked[_LOCAL_BUILDS:]):
         hidden = outdated.with_name(f".{outdated.name}.{os.getpid()}")  # a build never exists in part
-        with suppress(OSError), (outdated / _LOCAL).open() as lock:  # another command removes it
+        with suppress(OSError), open_found(outdated / _LOCAL) as lock:  # another command removes it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             outdated.rename(hidden)
             shutil.rmtree(hidden)
