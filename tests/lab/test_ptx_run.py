@@ -912,12 +912,23 @@ def test_race_is_bisected_to_its_site(runner: Runner, modules: Path) -> None:
     assert text[int(re.search(r"line (\d+)", line)[1]) - 1].split()[0] == line.split("delayed before: ")[1].split()[0]
     healthy = runner.command(RACY, *words, options=("--perturb", "0,3"))
     assert healthy.returncode == 0 and "no run of 3 seeds differs; 5 runs" in healthy.stdout, healthy.stderr
+    assert "not verified" not in healthy.stderr
     unsteady = runner.command(f"{PRINTED}import time\nprint(time.time())", *words, options=("--perturb", "1"))
     assert unsteady.returncode == 51 and "two runs without delays differ" in unsteady.stderr
     fails = runner.command(f"{PRINTED}sys.exit(3)", *words, options=("--perturb", "1,1"))
     assert fails.returncode == 51 and "fails without delays: exit code 3" in fails.stderr and not fails.stdout
     assert runner.command("", options=("--perturb", "1")).returncode == 51  # no module
     assert runner.command("", options=("--perturb", "1,0")).returncode == 11
+
+
+def test_modules_that_no_delay_reaches_are_named(runner: Runner, modules: Path) -> None:
+    """Beside one that has delays: a kernel for Hopper in the same program would pass for one that was perturbed."""
+    both = f"{PRINTED}print(cuda.cuModuleLoadData(ctypes.byref(module), pathlib.Path(sys.argv[3]).read_bytes()))"
+    words = (modules / "resident.ptx", "cuModuleLoadData")
+    hopper = runner.command(both, *words, modules / "hopper-and-code.fatbin", options=("--perturb", "1,2"))
+    assert hopper.returncode == 0 and hopper.stderr.count("not verified: code for Hopper in memory") == 1, hopper.stderr
+    refused = runner.command(both, *words, modules / "machine-code.fatbin", options=("--perturb", "1,2"))
+    assert refused.returncode == 11 and "1 modules were refused" in refused.stderr, refused.stderr
 
 
 # ---- the plug-in of pytest

@@ -64,7 +64,7 @@ def verify_run(
     The program gets an SM120 GPU. Modules that it loads for SM12x are rewritten as `verify ptx` does; a library of sm120kit is
     preloaded for that. Exit code: that of the program; 1: --perturb found a race; 41: no Hopper GPU; 11: a module was refused
     although the program succeeded; 50: ptxas rejected one for its own target; 51: the program loaded no module for SM12x, so
-    that nothing was verified, or two runs without delays differ.
+    that nothing was verified, or two runs without delays differ or fail.
     """
     from sm12x_lab.ptx import interposed
     from sm120kit.core import toolchain
@@ -111,7 +111,7 @@ def _find_races(command: list[str], selection: RunSelection, workspace: Workspac
     from sm12x_lab import gpu
     from sm12x_lab.ptx import interposed, races
     from sm120kit.core import toolchain
-    from sm120kit.core.errors import CheckFailed
+    from sm120kit.core.errors import BadInput, CheckFailed
 
     seeds = races.seeds_of(selection.perturb)
     gpu.require(gpu.probe(), gpu.Backend.REWRITTEN, "verify run", "without a GPU, `sm120kit verify ptx` rewrites PTX only")
@@ -119,11 +119,16 @@ def _find_races(command: list[str], selection: RunSelection, workspace: Workspac
     with interposed.prepared(selection.ptx, workspace, tools, **options) as interposition:  # type: ignore[arg-type]
         report = races.search(races.runner(command, interposition), seeds, interposition.modules)
         sites = sum(len(module["sites"]) for module in interposition.modules())
+        hopper, refused = races.unperturbed(interposition)
+    for name in hopper:
+        console.info(f"without delays, and not verified: code for Hopper in {name}")
     if not sites:
         raise CheckFailed("the program loaded no module for SM12x with a site for delays: nothing was perturbed", "see above")
     console.data(f"without delays: {report.undelayed}; {report.seconds} s; {sites} sites for delays")
     if not report.race:
         console.data(f"no run of {len(report.seeds)} seeds differs; {report.runs} runs; unverified on SM120")
+        if refused:
+            raise BadInput(f"{refused} modules were refused", "the messages above state why")
         return
     console.data(f"race: seed {report.race.seed}: {report.race.differs}; {report.runs} runs")
     if not report.race.sites:

@@ -94,8 +94,13 @@ def search(run: Runner, seeds: Iterable[int], modules: Callable[[], Sequence[dic
     Raises:
         CheckFailed: the undelayed runs differ from each other or fail, so that a comparison shows nothing.
     """
-    started = time.monotonic()
-    counted = _Counted(run)
+    started, runs = time.monotonic(), 0
+
+    def counted(delays: str) -> ObservedRun:
+        nonlocal runs
+        runs += 1
+        return run(delays)
+
     undelayed = counted("")
     seconds = round(time.monotonic() - started, 1)
     if (again := counted("")) != undelayed:
@@ -116,16 +121,15 @@ def search(run: Runner, seeds: Iterable[int], modules: Callable[[], Sequence[dic
             module, sites = bisect(lambda delays: counted(delays) != undelayed, seed, modules())
             report = replace(report, race=Race(seed, str(delayed), module, tuple(sites)))
             break
-    return replace(report, seeds=tuple(ran), runs=counted.runs)
+    return replace(report, seeds=tuple(ran), runs=runs)
 
 
-class _Counted:
-    def __init__(self, run: Runner) -> None:
-        self.run, self.runs = run, 0
-
-    def __call__(self, delays: str) -> ObservedRun:
-        self.runs += 1
-        return self.run(delays)
+def unperturbed(interposition: Interposition) -> tuple[list[str], int]:
+    """Modules that no delay reached in any run: the files of those that ran code for Hopper, and the number of refused ones."""
+    events = interposition.directory / "events"
+    logged = {tuple(line.split()) for line in events.read_text(errors="replace").splitlines()} if events.is_file() else ()
+    files = {" ".join(words[4:]) for words in logged if words[0] == "hopper"}
+    return sorted(files), len({words[1:3] for words in logged if words[0] == "refused"})
 
 
 def bisect(

@@ -45,10 +45,7 @@ def main() -> int:
     for name, replacement in (("gemm_faults", lambda *_: {}), ("moe_faults", lambda *_: {}), ("REPEATS", 1)):
         if hasattr(module, name):
             setattr(module, name, replacement)
-    for imported in {
-        "b12x_formats": ("b12x.gemm", "b12x.moe.fused_moe", "b12x.preparation"),
-        "flashinfer_b12x": ("flashinfer",),
-    }[program]:
+    for imported in IMPORTED[program]:
         importlib.import_module(imported)
 
     def run() -> Iterator[str]:

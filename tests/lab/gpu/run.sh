@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run limits.cu, modules.cu and races.cu on a Hopper GPU: run.sh DIRECTORY, which gets programs and receipts. nvcc and sm12x-lab are on PATH,
+# Run limits.cu, modules.cu, races.cu and graphs.cu on a Hopper GPU: run.sh DIRECTORY, which gets programs and receipts. nvcc and sm12x-lab are on PATH,
 # python3 has torch, Triton and the laboratory.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,3 +14,5 @@ for kernel in 0 1 2 3 4 5; do
 done
 PYTHONPATH=$here:${PYTHONPATH:-} python3 "$here/races.py" "$1" "$1/races.json"
 sm12x-lab run --perturb 1,8 -- "$1/races-1" 3 || [ $? = 1 ] # a stage released before it is read
+nvcc -std=c++17 -gencode arch=compute_120a,code=compute_120a "$here/graphs.cu" -lcuda -o "$1/graphs"
+sm12x-lab run --receipt "$1/graphs.json" --overwrite -- "$1/graphs"
