@@ -19,7 +19,7 @@ from sm120kit import recipes
 from sm120kit.bench.bench_environment import served_from
 from sm120kit.cli import app
 from sm120kit.core.digests import file_sha256
-from sm120kit.core.errors import BadInput, Mismatch, NotVerified, PatchConflict, RegistryFailed
+from sm120kit.core.errors import BadInput, Mismatch, NotFound, NotVerified, PatchConflict, RegistryFailed
 from sm120kit.core.process import run
 from sm120kit.core.records import Stage
 from sm120kit.core.workspace import Workspace
@@ -294,6 +294,16 @@ def test_outdated_lockfile_is_refused_with_local_patches(site: Site) -> None:
     recipe.write_text(recipe.read_text().replace('["vllm", "serve"]', '["vllm", "serve", "--x"]'))
     with pytest.raises(Mismatch, match="outdated"):
         planned(site, site.diff("mine.diff", LAYERS, 25))
+
+
+def test_nothing_is_locked_beside_an_unknown_recipe(site: Site) -> None:
+    """As after ``--upgrade NAME``, which takes no name."""
+    recipe = site.recipes / "vllm-7.0.toml"
+    recipe.write_text(recipe.read_text().replace('["vllm", "serve"]', '["vllm", "serve", "--x"]'))
+    before = site.contents()
+    sources = ["--offline", "--mirror", str(site.mirror), "--state", str(site.root / "state")]
+    result = CliRunner().invoke(app, ["recipe", "lock", "vllm-7.0", "certifi", *sources])
+    assert isinstance(result.exception, NotFound) and site.contents() == before
 
 
 @pytest.mark.parametrize(("project", "path"), [("vllm", LAYERS), ("flashinfer", LAUNCHER), ("cutlass", HEADER)])

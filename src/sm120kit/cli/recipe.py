@@ -66,13 +66,13 @@ def _changes_since_locked(path: Path) -> list[str]:
 
 
 def _require_locked(distributions: AbstractSet[str], names: list[str]) -> None:
-    """Require that a lockfile of these recipes has each distribution.
+    """Require that these recipes exist, and that a lockfile of them has each distribution.
 
     Raises:
-        NotFound: none has one.
+        NotFound: one does not, or none has one.
     """
-    paths = (recipes.lock_path(recipes.load_with_path(name)[0]) for name in names if distributions)
-    closures = (closure for path in paths if path.is_file() for closure in lockfile.read(path).closures)
+    paths = [recipes.lock_path(recipes.load_with_path(name)[0]) for name in names]
+    closures = (closure for path in paths if distributions and path.is_file() for closure in lockfile.read(path).closures)
     locked = {wheel.name for closure in closures for wheel in closure.wheels}
     if unknown := sorted(distributions - locked):
         message = f"no lockfile of these recipes has the distribution {unknown[0]}{did_you_mean(unknown[0], locked)}"
@@ -117,17 +117,14 @@ def lock(
     withdrawn: list[str] = []
     ids = {}
     of_bases = [name for name in names or bases.names() if name in bases.names()]
+    every = names or [*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)]
+    chosen = [name for name in every if name not in of_bases]
+    _require_locked(renewed, chosen)
     for name in of_bases:
         bases.verify(bases.load(name)) if check else bases.lock(bases.load(name), options, upgrade=upgrade)
         ids[name] = bases.lock_id(name)
         if not json:
             console.data(f"{'ok' if check else 'locked'} {name}: build id {ids[name]}")
-    chosen = [
-        name
-        for name in names or [*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)]
-        if name not in of_bases
-    ]
-    _require_locked(renewed, chosen)
     # Locking the FlashInfer recipe of an engine changes the lock that the engine's refers to: only checks share targets.
     for target in resolve_each(chosen, options) if check else (resolve(name, options) for name in chosen):
         console.info(f"{'checking' if check else 'locking'} {target.recipe.name}")
