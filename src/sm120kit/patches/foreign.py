@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from unidiff.patch import PatchedFile
 
 _BY_HAND = "apply it by hand in a directory of `sm120kit patch edit`, commit, and use `sm120kit patch export`"
+_NO_TEXT = "leave that part out of the diff: a patch changes plain text files only"
 _OPTIONS = "--project names the project, --strip N and --directory DIR change the paths, --recipe chooses the version"
 _CHANGED = re.compile(rb"^--- (?!/dev/null)", re.MULTILINE)
 _BLOBS = re.compile(rb"^index [0-9a-f]{7,40}\.\.", re.MULTILINE)
@@ -300,15 +301,15 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> _Files:
     rows = [row.split(b"\t", 2) for row in listed.raw.split(b"\0") if row]
     paths = [row[2].decode(errors="replace") for row in rows]
     if len(re.findall(rb"^diff --git ", foreign.diff, re.MULTILINE)) > len(rows):
-        raise BadInput(f"{foreign.file}: git ignores a part of it, such as a binary file", _BY_HAND)
+        raise BadInput(f"{foreign.file}: git ignores a part of it, such as a binary file", _NO_TEXT)
     if binary := next((path for row, path in zip(rows, paths, strict=True) if row[0] == b"-"), ""):
-        raise BadInput(f"{foreign.file}: {binary} is a binary file: only text can be reviewed", _BY_HAND)
+        raise BadInput(f"{foreign.file}: {binary} is a binary file: only text can be reviewed", _NO_TEXT)
     for path in paths:
         if problem := path_problem(path):
             raise BadInput(f"{foreign.file}: the path {path!r} {problem}", _BY_HAND)
     summary = repository.git(*arguments, "--summary", "-", stdin=foreign.diff).stdout
     if other := _NO_FILE.search(summary):
-        raise BadInput(f"{foreign.file}: {other[2]} has mode {other[1]}: not a plain file", _BY_HAND)
+        raise BadInput(f"{foreign.file}: {other[2]} has mode {other[1]}: not a plain file", _NO_TEXT)
     named = [*_SUMMARY.findall(summary)]
     for kind, quoted in _RENAMED.findall(foreign.diff):
         name = _OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), quoted.strip(b'"')).decode(errors="replace")
