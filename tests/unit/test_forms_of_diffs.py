@@ -184,9 +184,18 @@ index 1111111,2222222..3333333
 """
 
 
+RENAMED = b"""\
+diff --git a/vllm/gone.py b/vllm/other.py
+similarity index 100%
+rename from vllm/gone.py
+rename to vllm/other.py
+"""
+
+
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
+        (RENAMED, "vllm/gone.py"),
         (created("vllm/link", "120000"), "vllm/link has mode 120000"),
         (created("vllm/module", "160000"), "vllm/module has mode 160000"),
         (COMBINED, "combined diff of a merge"),

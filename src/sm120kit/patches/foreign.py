@@ -248,7 +248,9 @@ def _placed_by_hunks(foreign: ForeignPatch, tree: PatchedTree, above: str, place
             raise PatchConflict(message, f"choose another recipe, or {_BY_HAND}")
         index.put(changes)
         if without_hunks:
-            index.git("apply", "--cached", *place.arguments, *place.limits("include", without_hunks), "-", stdin=foreign.diff)
+            arguments = ("apply", "--cached", *place.arguments, *place.limits("include", without_hunks), "-")
+            if (rest := index.git(*arguments, stdin=foreign.diff, check=False)).returncode:
+                raise PatchConflict(f"{foreign.file} does not apply to {where}:\n  {rest.stderr.strip()}", _BY_HAND)
         return index.write_tree()
 
 
