@@ -18,7 +18,7 @@ import torch
 
 IMPORTED = {
     "b12x_formats": ("b12x.gemm", "b12x.moe.fused_moe", "b12x.preparation"),
-    "flashinfer_b12x": ("flashinfer",),
+    "flashinfer_b12x": (),  # the import of flashinfer initializes CUDA, which a forked process cannot use then
 }
 """What is imported once, before the processes of the seeds."""
 
