@@ -24,6 +24,8 @@ from small_server import Options, SmallEngine, small_server
 from sm120kit.cli import app
 from sm120kit.cli.verify_server import ProbedServer
 from sm120kit.core.errors import CheckFailed, NotFound, ServerFailed
+from sm120kit.core.urls import Endpoint
+from sm120kit.kld import ServedModel
 from sm120kit.probes.decode_by_prefill import _read_alike
 
 STRUCTURE = ("log-probabilities", "counts of tokens", "repeated requests", "decoding against prefill", "cached prefixes")
@@ -162,4 +164,22 @@ def test_key_and_headers_of_the_server_are_not_sent_to_the_reference() -> None:
             probed = ProbedServer(api_key="hunter2", header=["X-Key: hunter2"], reference=url, reference_api_key=key)
             assert probed.compared()
             assert seen[-1].get("Authorization") == sent and "hunter2" not in str(seen)
+        server.shutdown()
+
+
+def test_more_tokens_than_a_text_can_have_are_none() -> None:
+    class Tokenizer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.dumps({"tokens": [1] * int(asked["model"])}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with HTTPServer(("127.0.0.1", 0), Tokenizer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = Endpoint.parse(f"http://127.0.0.1:{server.server_port}")
+        assert ServedModel(endpoint, "12", 1).token_ids("日本語") == (1,) * 12
+        assert ServedModel(endpoint, "1000", 1).token_ids("日本語") is None
         server.shutdown()

@@ -154,7 +154,7 @@ class ServedModel:
             )
 
     def token_ids(self, text: str) -> tuple[int, ...] | None:
-        """The token ids of a text, without special tokens; None if the server has no ``/tokenize``.
+        """The token ids of a text, without special tokens; None if the server has no ``/tokenize``, or lists too many.
 
         Raises:
             ServerFailed: the server does not respond.
@@ -165,7 +165,8 @@ class ServedModel:
             tokens = parse_json(content)["tokens"] if status == 200 else None
         except (ValueError, KeyError, TypeError):
             return None
-        return tuple(tokens) if isinstance(tokens, list) and all(type(token) is int for token in tokens) else None
+        listed: list[Any] = tokens if isinstance(tokens, list) and len(tokens) <= 4 * len(text) + 64 else [None]
+        return tuple(listed) if all(type(token) is int for token in listed) else None
 
     def windows(self, tokens: Sequence[Sequence[int]]) -> Sequence[TopLogProbabilities]:
         """For each window, the distributions after all but its last token, which a server does not return.
