@@ -36,15 +36,16 @@ def has_driver():
 
 
 def b12x_cache():
-    """The directory of b12x's cache, as ``_cute_compile_cache_dir`` of b12x 0.8.3 selects it (``cute/runtime_patches.py``)."""
-    for variable, below in (
-        ("B12X_CUTE_COMPILE_CACHE_DIR", ""),
-        ("CUTE_DSL_CACHE_DIR", "b12x_object_cache"),
-        ("XDG_CACHE_HOME", "b12x/cute_compile"),
-    ):
+    """The directory of b12x's cache, as ``_cute_compile_cache_dir`` selects it (b12x 0.8.3: ``cute/runtime_patches.py``; 1.5.1,
+    which has a manifest of each kernel: ``_lib/compiler.py``).
+    """
+    variables, name = {"B12X_COMPILE_CACHE_DIR": ""}, "compile"
+    if not any(B12X_ENTRIES.glob("*/*.json")):
+        variables, name = {"B12X_CUTE_COMPILE_CACHE_DIR": "", "CUTE_DSL_CACHE_DIR": "b12x_object_cache"}, "cute_compile"
+    for variable, below in (variables | {"XDG_CACHE_HOME": f"b12x/{name}"}).items():
         if os.environ.get(variable):
             return Path(os.environ[variable], below)
-    return Path.home() / ".cache" / "b12x" / "cute_compile"
+    return Path.home() / ".cache" / "b12x" / name
 
 
 def add(source, files, directory, package):
@@ -67,7 +68,7 @@ def add(source, files, directory, package):
 
 def add_b12x_entries():
     """Copy the entries that b12x's cache lacks."""
-    add(B12X_ENTRIES, B12X_ENTRIES.glob("*/*.o"), b12x_cache(), "b12x")
+    add(B12X_ENTRIES, B12X_ENTRIES.glob("*/*.*"), b12x_cache(), "b12x")
 
 
 def add_triton_entries():

@@ -1,4 +1,4 @@
-"""Compile kernels of b12x without a GPU: ``compile.py REQUEST [DIRECTORY]``; run by a Python that has b12x 0.8.3.
+"""Compile kernels of b12x without a GPU: ``compile.py REQUEST [DIRECTORY]``; run by a Python that has b12x 0.8.3 or 1.5.1.
 
 REQUEST is a file with the table ``b12x`` of a recipe as JSON. b12x's own functions are called with tensors in ordinary memory,
 in the order of the request, so that b12x selects and names the kernels as on a GPU. Nothing is launched. Replaced are what
@@ -7,11 +7,13 @@ queries the GPU (``sm_count`` is the answer), the look of the DSL for a driver b
 
 Each kernel is looked up, compiled and stored by b12x (``b12x/cute/runtime_patches.py``), with DIRECTORY as its cache, by
 default an empty one. Prints JSON: ``kernels`` has the call, the path below the cache, whether it was found there, the launches
-of its host code, and the CPU seconds of each; ``entries`` has the files by path, in base64; ``mib`` is the memory of this
-process. A launch has the class of the kernel, the tile, pipeline stages and MMA steps along K of its object, and the bytes of
-dynamic shared memory that the DSL writes into the host code; kernels that are found in the cache have no launches.
+of its host code, and the CPU seconds of each; ``entries`` has the files by path, in base64, without DIRECTORY; ``mib`` is the
+memory of this process. A launch has the class of the kernel, the tile, pipeline stages and MMA steps along K of its object, and
+the bytes of dynamic shared memory that the DSL writes into the host code; kernels that are found in the cache have no launches.
 
 A kernel that requests more shared memory than SM120 has is an error, and is not stored: its launch would fail on a GPU.
+
+``compile_1_5.py`` beside this has 1.5.1's calls: a launch has the class that is compiled and the bytes, as b12x records them.
 """
 
 import base64
@@ -22,6 +24,7 @@ import platform
 import resource
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -197,7 +200,11 @@ def gemm_calls(n, k, rows):
 
 def compile_all(request, directory):
     """Make the calls of a request, with ``directory`` as b12x's cache. Returns the kernels that b12x looked up."""
-    os.environ["B12X_CUTE_COMPILE_CACHE_DIR"] = directory
+    if metadata.version("b12x").startswith("1."):
+        import compile_1_5  # beside this file
+
+        return compile_1_5.compile_all(request, directory)
+    os.environ["B12X_CUTE_COMPILE_CACHE_DIR"] = directory  # which is in the key of 1.5.1
     kernels = []
     with without_gpu(request["sm_count"], kernels):
         calls = {}
@@ -223,10 +230,9 @@ def main():
     output = os.dup(1)
     os.dup2(2, 1)  # libraries print to stdout
     with tempfile.TemporaryDirectory() as scratch:
-        directory = sys.argv[2] if len(sys.argv) > 2 else scratch
-        kernels = compile_all(request, directory)
-        paths = sorted({kernel["path"] for kernel in kernels})
-        entries = {path: base64.b64encode(Path(directory, path).read_bytes()).decode() for path in paths}
+        kernels = compile_all(request, sys.argv[2] if len(sys.argv) > 2 else scratch)
+        files = sorted(path for path in Path(scratch).glob("*/*") if path.suffix != ".lock")
+        entries = {str(path.relative_to(scratch)): base64.b64encode(path.read_bytes()).decode() for path in files}
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10
     with os.fdopen(output, "w") as file:
         json.dump({"kernels": kernels, "entries": entries, "mib": mib}, file)

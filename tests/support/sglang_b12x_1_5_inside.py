@@ -2,8 +2,9 @@
 
 ``contract`` prints the relative error of dense layers and experts, without and with a seeded fault, against float64: SGLang
 makes, loads and processes the layers of a checkpoint, and b12x prepares the weights. The kernels of b12x are replaced: experts
-by its own CPU oracle, the GEMM by one that decodes operands with its own layouts. ``kernels`` prints which kernel b12x reaches
-for a call, with tensors that have no memory: all checks of b12x before a launch are those of a GPU. ``server`` reads command
+by its own CPU oracle, the GEMM by one that decodes operands with its own layouts. ``kernels`` reads the table ``b12x`` of a
+recipe from stdin and prints whether b12x finds the kernel of each call, with tensors that have no memory: all checks of b12x
+before a launch are those of a GPU. ``server`` reads command
 lines as JSON from stdin and prints what SGLang selects for each, or the message with which it refuses it.
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,8 +51,6 @@ GPU = {
     "mem_get_info": (96 * 2**30, 96 * 2**30),
 }
 """Answers of ``torch.cuda``."""
-SM_COUNT = 188
-"""Multiprocessors of an RTX PRO 6000."""
 TOKENS = 24
 TIES_TO_EVEN = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
 """Codes of E2M1: of two that are as near, the first here is taken."""
@@ -352,78 +353,30 @@ def refused_layers() -> Iterator[tuple[str, str]]:
     yield "two scales", refusal(layer.quant_method.process_weights_after_loading, layer)
 
 
-# Kernels that b12x reaches on a GPU
+# Kernels that b12x looks up on a GPU
 
 
-class Reached(Exception):
-    """The call has a kernel, whose name this is."""
+def server_environment() -> dict[str, str]:
+    """The variables of CuTe DSL that SGLang sets when a server starts, as read: that module needs libraries for a GPU."""
+    import sglang
+
+    source = Path(sglang.__file__).with_name("srt") / "entrypoints" / "engine.py"
+    return dict(re.findall(r'os\.environ\["(CUTE_\w+)"\] = "(\w+)"', source.read_text()))
 
 
-def end_at_kernels() -> None:
-    """Let each call end where b12x would compile or launch its kernel, on a GPU that b12x's own compiler describes."""
+def kernels() -> Iterator[tuple[str, bool]]:
+    """Whether b12x finds the kernel of each of SGLang's calls for the layers of a table, in the environment of a server."""
     sys.path.append(str(Path(__file__).parents[2] / "image_programs" / "b12x"))
-    import compile_for_vllm
-    from b12x._lib import compile_pool
-    from b12x.moe.fused_moe import _impl
-
-    def ending(name: str) -> Callable[..., None]:
-        def reached(*_: object, **__: object) -> None:
-            raise Reached(name)
-
-        return reached
-
-    for name in ("micro", "dynamic"):
-        setattr(_impl, f"_get_{name}_kernel", ending(name))
-    compile_for_vllm.Reached = Reached
-    compile_for_vllm.without_gpu(SM_COUNT)
-    compile_pool.compile_in_process = ending("gemm")
-    torch.equal = lambda *_: True  # of tensors without memory
-
-
-def reached(call: Callable[..., object], *operands: object) -> str:
-    try:
-        call(*operands)
-    except Reached as kernel:
-        return str(kernel)
-    return ""
-
-
-def processed_layer(experts: int, hidden: int, inner: int) -> Any:
-    """What SGLang has of a layer after it has processed the weights, without memory."""
-    layer = SimpleNamespace(params_dtype=torch.bfloat16)
-    for name, rows, columns in (("w13", 2 * inner, hidden), ("w2", hidden, inner)):
-        weights = {"weight": torch.empty(experts, rows, columns // 2, dtype=torch.uint8)}
-        weights["blockscale_swizzled"] = torch.empty(experts, rows, columns // 16, dtype=torch.float8_e4m3fn)
-        weights["weight_scale_2"] = torch.empty(experts, 1) if name == "w13" else torch.empty(experts)
-        weights["input_scale_quant"] = torch.empty(experts)
-        vars(layer).update({f"{name}_{part}": tensor for part, tensor in weights.items()})
-    layer.g1_alphas = layer.g1_alphas_up = torch.empty(experts)
-    return layer
-
-
-def kernels() -> Iterator[tuple[str, str]]:
-    """The kernel of each call of a layer with the sizes of qwen3.5-122b-nvfp4-2x-rtx-pro-6000 on one of its GPUs."""
-    from sglang.srt import b12x
+    import compile_1_5
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    end_at_kernels()
-    hidden, inner, experts, top = 3072, 512, 256, 8
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda:0"):
-        layer = processed_layer(experts, hidden, inner)
-        b12x.prepare_experts(layer)
-        for tokens in (1, 4, 5, 33, 600):
-            weights, ids = torch.empty(tokens, top), torch.empty(tokens, top, dtype=torch.int32)
-            routed = SimpleNamespace(topk_weights=weights, topk_ids=ids)
-            x = torch.empty(tokens, hidden, dtype=torch.bfloat16)
-            dispatched = SimpleNamespace(hidden_states=x, hidden_states_scale=None, topk_output=routed)
-            yield f"experts, {tokens}", reached(b12x.run_experts, layer, dispatched)
-        for tokens in (1, 300):
-            packed = torch.empty(tokens, hidden // 2, dtype=torch.uint8)
-            scales = torch.empty(-(-tokens // 128) * 128, hidden // 16)
-            weight = torch.empty(1024, hidden // 2, dtype=torch.uint8).T
-            blocks = torch.empty(1024, hidden // 16).to(torch.float8_e4m3fn).T
-            call = (packed, weight, scales.to(torch.uint8), blocks, torch.empty(()), torch.bfloat16)
-            yield f"dense, {tokens}", reached(b12x.fp4_gemm, *call)
+    os.environ.update(server_environment())
+    table = json.load(sys.stdin)
+    compile_1_5.without_gpu(table["sm_count"])
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(compile_1_5.DEVICE):
+        for name, call in compile_1_5.sglang_calls(table):
+            found = compile_1_5.looked_up(lambda _, call=call: call(), 0, compiles=False)
+            yield name, not any(found.values())
 
 
 # Command lines

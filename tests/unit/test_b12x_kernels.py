@@ -92,3 +92,25 @@ def test_check_of_an_image_adds_static_and_dynamic_shared_memory(tmp_path: Path,
 )
 def test_check_of_an_image_requires_the_launches_of_every_kernel(tmp_path: Path, record: Any, problem: str) -> None:
     assert problem in OneImage(record).check(tmp_path)
+
+
+@pytest.mark.parametrize("manifests", [[], [0], [0, 1]])
+def test_kernels_with_manifests_have_one_each(manifests: list[int]) -> None:
+    """Of b12x 1.5.1: it does not find a kernel without."""
+    launch = {"kernel": "DenseGemmKernel", "shared_bytes": 50_176}
+    result = {"kernels": [{"call": "8 x 1024 x 3072", "path": path, "launches": [launch]} for path in PATHS]}
+    contents = dict.fromkeys([*PATHS, *(f"{PATHS[number][:-1]}json" for number in manifests)], b"content")
+    if len(manifests) == 1:
+        with pytest.raises(ValueError, match="its entries are not those of its kernels"):
+            b12x.COMPILER.listed(result, contents)
+    else:
+        assert {*cast(Any, b12x.COMPILER.listed(result, contents))} == {*PATHS}
+
+
+@pytest.mark.parametrize(("kernel", "problem"), [(b12x.WITHOUT_MMA, False), ("_DynamicMoELaunch", True)])
+def test_only_kernels_for_few_tokens_lack_fp4_instructions(tmp_path: Path, kernel: str, problem: bool) -> None:
+    image = OneImage(recorded(kernel=kernel))
+    image.listed = tmp_path / "kernels.json"
+    image.listed.write_text(json.dumps(image.record))
+    check, _ = _outside.b12x_code(cast(Image, SimpleNamespace(id="sha256:0")), cast(LocalImages, image))
+    assert ("without FP4 instructions" in check.detail) is problem

@@ -97,6 +97,16 @@ def test_kernels_of_the_image_are_added_to_the_cache(image: Path, driver: bytes)
     assert [path.name for path in (cache / "cd").iterdir()] == ["cd" + 62 * "1" + ".o"]
 
 
+def test_kernels_of_b12x_1_5_are_added_with_their_manifests(image: Path, driver: bytes) -> None:
+    entry = image / "b12x" / "entries" / "ab"
+    entry.mkdir(parents=True)
+    for name in ("ab.o", "ab.json"):
+        (entry / name).touch()
+    program = "import os, sys; print(sorted(os.listdir(os.environ['HOME'] + '/.cache/b12x/compile/ab')))"
+    out, err = start(image, sys.executable, "-c", program, driver=driver).communicate()
+    assert (out, err) == ("['ab.json', 'ab.o']\n", "")
+
+
 def test_cache_of_triton_names_the_kernels_of_the_image(image: Path, driver: bytes, tmp_path: Path) -> None:
     entry = image / "triton_ahead" / "entries" / "KEY"
     entry.mkdir(parents=True)

@@ -251,11 +251,12 @@ def _compiled(
     """
     context = inputs.context
     if b12x.REQUEST in scripts:
+        names = (b12x.PROGRAM, b12x.OF_1_5, b12x.REQUEST)
         installed = (*context.locked, *(wheel for wheel in _ours(context) if wheel.name == b12x.NAME))
-        yield "b12x", b12x.COMPILER.write, [["b12x", scripts[b12x.PROGRAM], scripts[b12x.REQUEST], env, installed]]
+        yield "b12x", b12x.COMPILER.write, [["b12x", *(scripts[name] for name in names), env, installed]]
     if triton.RECORD in scripts:
-        names = ("recipe", "pin", "official", "patches")
-        ours = [[built.wheel.name, *(built.origin.get(name) for name in names)] for built in context.ours]
+        of_ours = ("recipe", "pin", "official", "patches")
+        ours = [[built.wheel.name, *(built.origin.get(name) for name in of_ours)] for built in context.ours]
         given: list[object] = ["Triton", scripts[triton.PROGRAM], scripts[triton.RECORD], env, context.locked, ours]
         local = [context.labels[LOCAL]] if LOCAL in context.labels else []
         yield "Triton", triton.write_kernels, [[*given, *local], given]

@@ -196,7 +196,7 @@ def settings(setup: ImageSetup) -> dict[str, Any]:
 
 def programs(setup: ImageSetup) -> dict[str, str]:
     """The files that an image has in ``/opt/sm120kit``, by their path there."""
-    compilers = [*([b12x.PROGRAM] if setup.b12x else []), *([triton.PROGRAM] if setup.triton else [])]
+    compilers = [*([b12x.PROGRAM, b12x.OF_1_5] if setup.b12x else []), *([triton.PROGRAM] if setup.triton else [])]
     names = ("healthy.py", "serve.py", triton.RECORDER, *compilers)
     request = {b12x.REQUEST: json.dumps(setup.b12x, sort_keys=True)} if setup.b12x else {}
     request |= {triton.RECORD: setup.triton} if setup.triton else {}

@@ -1,4 +1,4 @@
-"""Kernels of b12x 1.5.1 that vLLM 0.33.0 calls, compiled without a GPU by ``image_programs/b12x/compile_for_vllm.py``."""
+"""Kernels of b12x 1.5.1 that vLLM 0.33.0 calls, compiled without a GPU by ``image_programs/b12x/compile.py``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Compiler:
         """The kernels that the program prints."""
         file = self.scratch / "request.json"
         file.write_text(json.dumps(request))
-        variables = os.environ | {"HOME": str(self.scratch), "B12X_COMPILE_CACHE_DIR": str(self.scratch / cache)}
-        argv = [self.python, ENGINE / "b12x" / "compile_for_vllm.py", file]
+        argv = [self.python, ENGINE / "b12x" / "compile.py", file, self.scratch / cache]
+        variables = os.environ | {"HOME": str(self.scratch)}
         done = subprocess.run(argv, env=variables, capture_output=True, text=True, check=False)
         assert not done.returncode, done.stderr[-3000:]
         return list(json.loads(done.stdout)["kernels"])
@@ -48,14 +48,14 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 
 def test_each_call_has_a_kernel_that_is_compiled_once_for_any_cpu(compiler: Compiler) -> None:
     first = compiler.compile("cache", REQUEST)
-    assert [kernel["call"].split()[0] for kernel in first] == ["1", "32", "1"] and all(each["compiled"] for each in first)
-    assert all(0 <= size <= SMEM_CAPACITY_BYTES for kernel in first for size in kernel["shared_bytes"])
+    assert [kernel["call"].split()[0] for kernel in first] == ["1", "32", "1"] and not any(each["hit"] for each in first)
+    assert all(launch["shared_bytes"] <= SMEM_CAPACITY_BYTES for kernel in first for launch in kernel["launches"])
     again = compiler.compile("cache", REQUEST)
-    assert [kernel["key"] for kernel in again] == [kernel["key"] for kernel in first]
-    assert not any(kernel["compiled"] for kernel in again)
+    assert [kernel["path"] for kernel in again] == [kernel["path"] for kernel in first]
+    assert all(kernel["hit"] for kernel in again)
     compiler.compile("other", REQUEST)
     for kernel in first:
-        entry = Path(kernel["key"][:2], f"{kernel['key']}.o")
+        entry = kernel["path"]
         assert (compiler.scratch / "cache" / entry).read_bytes() == (compiler.scratch / "other" / entry).read_bytes()
         (image,) = cubin.read(compiler.scratch / "cache" / entry)
         assert all(each.arch == "sm_120a" for each in image.kernels)
@@ -65,5 +65,5 @@ def test_each_call_has_a_kernel_that_is_compiled_once_for_any_cpu(compiler: Comp
 
 def test_another_gpu_has_other_kernels(compiler: Compiler) -> None:
     layer = LAYER | {"tokens": [32]}
-    keys = [{each["key"] for each in compiler.compile("cache", {"sm_count": count, "moe": [layer]})} for count in (188, 170)]
+    keys = [{each["path"] for each in compiler.compile("cache", {"sm_count": count, "moe": [layer]})} for count in (188, 170)]
     assert keys[0] and not keys[0] & keys[1]

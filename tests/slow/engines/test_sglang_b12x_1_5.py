@@ -5,14 +5,22 @@ The environment has the locked wheels, without those with CUDA, and a torch for 
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from patched_engine import STATES, PatchedEngine
 
+from sm120kit import recipes
 from sm120kit.core.data_roots import data_root
 from sm120kit.recipes import configurations
 
@@ -37,8 +45,9 @@ class Engine:
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps(json.loads(CHECKPOINT.read_text())["config"]))
 
-    def run(self, *arguments: str, state: str = "patched", stdin: str = "") -> Any:
-        return self.sglang.answer(INSIDE, *arguments, state=state, stdin=stdin, variables=CONFIGURATION.environment)
+    def run(self, *arguments: str, state: str = "patched", stdin: str = "", variables: Mapping[str, str] = {}) -> Any:
+        given = {**CONFIGURATION.environment, **variables}
+        return self.sglang.answer(INSIDE, *arguments, state=state, stdin=stdin, variables=given)
 
     def answers(self, lines: dict[str, list[str]], state: str = "patched") -> Any:
         return self.run("server", state=state, stdin=json.dumps(lines))
@@ -84,15 +93,39 @@ def test_layers_that_b12x_cannot_compute_are_refused(contract: Any) -> None:
     assert "320" in refused["K of 320"] and "192" in refused["inner size"]
 
 
-def test_b12x_has_a_kernel_for_each_call_of_the_configuration(engine: Engine) -> None:
-    kernels = engine.run("kernels", str(engine.model))
-    assert {name: kernel for name, kernel in kernels.items() if name.startswith("dense")} == {
-        "dense, 1": "gemm",
-        "dense, 300": "gemm",
-    }
-    experts = {int(name.partition(", ")[2]): kernel for name, kernel in kernels.items() if name.startswith("experts")}
-    assert len(experts) == 5 and experts[1] == "micro" and experts[600] == "dynamic"
-    assert set(experts.values()) == {"micro", "dynamic"}
+TABLE = recipes.load_engine(RECIPE).b12x
+REQUEST = {
+    "sm_count": TABLE.sm_count,
+    "moe": [layer.model_dump() | {"tokens": [1, 8, 4096, 16384]} for layer in TABLE.moe],
+    "gemm": [layer.model_dump() | {"rows": [1, 2]} for layer in TABLE.gemm[:1]],
+}
+"""A part of the recipe's kernels: for few tokens, two for more, and dense ones."""
+
+
+@pytest.fixture(scope="module")
+def compiled(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the image's program prints in the environment of the recipe."""
+    request = tmp_path_factory.mktemp("request") / "request.json"
+    request.write_text(json.dumps(REQUEST))
+    program = data_root() / "image_programs" / "b12x" / "compile.py"
+    return engine.sglang.answer(program, str(request), state="patched", variables=recipes.load_engine(RECIPE).env)
+
+
+def test_sglang_finds_the_kernels_of_an_image_that_the_entrypoint_adds(engine: Engine, compiled: Any, tmp_path: Path) -> None:
+    classes = [launch["kernel"] for kernel in compiled["kernels"] for launch in kernel["launches"]]
+    assert classes == ["MoEMicroKernelSilu", *2 * ["_DynamicMoELaunch"], *2 * ["_DenseGemmLaunch"]]
+    calls = [*(f"experts: {tokens} tokens" for tokens in (1, 8, 4096, 16384)), "GEMM: 1 x 1024 x 3072", "GEMM: 2 x 1024 x 3072"]
+    lookup = partial(engine.run, "kernels", str(engine.model), stdin=json.dumps(REQUEST))
+    cache = {"B12X_COMPILE_CACHE_DIR": str(tmp_path / "cache")}
+    assert lookup(variables=cache) == dict.fromkeys(calls, False)
+    shutil.copyfile(data_root() / "image_programs" / "serve.py", tmp_path / "serve.py")
+    for path, content in compiled["entries"].items():
+        entry = tmp_path / "b12x" / "entries" / path
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        entry.write_bytes(base64.b64decode(content))
+    add = "import runpy; runpy.run_path('serve.py')['add_b12x_entries']()"
+    subprocess.run([sys.executable, "-c", add], cwd=tmp_path, env=os.environ | cache, check=True)
+    assert lookup(variables=cache) == dict.fromkeys(calls, True)
 
 
 def test_command_lines(engine: Engine) -> None:

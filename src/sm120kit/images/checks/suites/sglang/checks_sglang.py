@@ -177,6 +177,8 @@ def look_up_b12x(table):
     For a process of its own.
     """
     b12x_entrypoint()["add_b12x_entries"]()
+    if metadata.version("b12x").startswith("1."):
+        return _look_up_b12x_1_5(table)
     import cuda.bindings.driver as driver
     import torch
 
@@ -211,6 +213,23 @@ def look_up_b12x(table):
             call()
         except LookupError:
             misses.append(name)
+    return hits, misses
+
+
+def _look_up_b12x_1_5(table):
+    """As :func:`look_up_b12x`, of b12x 1.5.1, with tensors that have no memory."""
+    sys.path.append("/opt/sm120kit/b12x")
+    import compile_1_5
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    compile_1_5.without_gpu(table["sm_count"])
+    hits, misses = [], []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(compile_1_5.DEVICE):
+        for name, call in compile_1_5.sglang_calls(table):
+            found = compile_1_5.looked_up(lambda _, call=call: call(), 0, compiles=False)
+            hits += [(name.partition(":")[0], key) for key, missing in found.items() if not missing]
+            misses += [name] * any(found.values())
     return hits, misses
 
 

@@ -1,22 +1,17 @@
-"""Compile kernels of b12x 1.5.1 without a GPU: ``compile_for_vllm.py REQUEST``; run by the Python of an image of vLLM 0.33.0.
+"""Kernels of b12x 1.5.1, compiled without a GPU; for ``compile.py`` beside this, which has the form of request and answer.
 
-REQUEST is JSON: ``sm_count`` of the GPU; ``moe``, layers with ``experts``, ``hidden``, ``inner`` on one GPU, ``top_k``,
-``tokens`` of calls, and ``swiglu_limit`` if the model has one; ``gemm``, layers with ``n``, ``k`` and ``rows``. b12x's
-functions are called as in vLLM 0.33.0 (``model_executor/layers/fused_moe/b12x.py``, ``kernels/linear/nvfp4/b12x.py``), with
-tensors that have no memory, up to the kernel, which b12x looks up, compiles and stores in its cache:
-``B12X_COMPILE_CACHE_DIR``, else ``~/.cache/b12x/compile``.
-Its description of a GPU is that of its own compiler processes (``_lib/compile_pool.py``).
-
-Prints JSON: ``kernels`` has the call, the key, whether b12x compiled or found it, the bytes of dynamic shared memory of its
-launches, and the CPU seconds. A kernel that SM120 cannot launch is an error.
+b12x's functions are called as in vLLM 0.33.0 (``model_executor/layers/fused_moe/b12x.py``, ``kernels/linear/nvfp4/b12x.py``)
+and in SGLang 0.5.23 with ``patches/sglang`` (``srt/b12x.py``), with tensors that have no memory, up to the kernel, which b12x
+looks up, compiles and stores. Its description of a GPU is that of its own compiler processes (``_lib/compile_pool.py``).
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import resource
-import sys
-from pathlib import Path
+from functools import partial
+from types import SimpleNamespace
 
 SHARED_MEMORY_BYTES, SHARED_MEMORY_OF_SM = 101_376, 102_400
 """Limits of shared memory per CTA and per multiprocessor of SM120 and SM121 (CUDA C++ Programming Guide, 12.x)."""
@@ -143,14 +138,54 @@ def gemm_calls(n, k, rows):
     return {f"{count} x {n} x {k}": (call, count) for count in rows}
 
 
+def sglang_calls(request):
+    """The calls of SGLang 0.5.23 with ``patches/sglang`` for the layers of a request, by their description, on the device in
+    whose context they are made.
+    """
+    import torch
+    from sglang.srt import b12x, runtime_context
+    from sglang.srt.distributed.device_communicators import pynccl_allocator
+    from sglang.srt.layers import dp_attention
+
+    torch.equal = lambda *_: True  # of tensors without memory
+    pynccl_allocator.use_symmetric_memory = lambda *_, **__: contextlib.nullcontext()
+    dp_attention.is_allocation_symmetric = lambda: False
+    runtime_context.get_parallel = lambda: SimpleNamespace(tp_group=None)
+    for sizes in request["moe"]:
+        experts, hidden, inner, top_k = (sizes[key] for key in ("experts", "hidden", "inner", "top_k"))
+        layer = SimpleNamespace(params_dtype=torch.bfloat16)
+        for name, rows, columns in (("w13", 2 * inner, hidden), ("w2", hidden, inner)):
+            scales = torch.empty(experts, rows, columns // 16, dtype=torch.float8_e4m3fn)
+            setattr(layer, f"{name}_weight", torch.empty(experts, rows, columns // 2, dtype=torch.uint8))
+            setattr(layer, f"{name}_blockscale_swizzled", scales)
+            setattr(layer, f"{name}_weight_scale_2", torch.empty((experts, 1) if name == "w13" else experts))
+            setattr(layer, f"{name}_input_scale_quant", torch.empty(experts))
+        layer.g1_alphas = layer.g1_alphas_up = torch.empty(experts)
+        b12x.prepare_experts(layer)
+        for tokens in sizes["tokens"]:
+            x, weights = torch.empty(tokens, hidden, dtype=torch.bfloat16), torch.empty(tokens, top_k)
+            chosen = SimpleNamespace(topk_weights=weights, topk_ids=weights.int())
+            given = SimpleNamespace(hidden_states=x, hidden_states_scale=None, topk_output=chosen)
+            yield f"experts: {tokens} tokens", partial(b12x.run_experts, layer, given)
+    for n, k, counts in ((sizes["n"], sizes["k"], sizes["rows"]) for sizes in request["gemm"]):
+        for rows in counts:
+            x, weight = (torch.empty(count, k // 2, dtype=torch.uint8) for count in (rows, n))
+            scales = [torch.empty(-(-count // 128) * 128, k // 16).to(torch.float8_e4m3fn) for count in (rows, n)]
+            operands = (x, weight.T, scales[0], scales[1].T, torch.empty(1), torch.bfloat16)
+            yield f"GEMM: {rows} x {n} x {k}", partial(b12x.fp4_gemm, *operands)
+
+
 def cpu_seconds():
     """CPU seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def looked_up(call, count):
-    """Make a call up to its kernel. Returns whether each kernel that this process had not yet was compiled, by key."""
+def looked_up(call, count, compiles=True):
+    """Make a call up to its kernel. Returns whether each kernel that this process had not yet was missing, by key.
+
+    Without ``compiles``, the call ends at the first that is missing.
+    """
     from b12x._lib import compiler
 
     found, look_up = {}, compiler._load_cute_compile_from_disk
@@ -158,6 +193,8 @@ def looked_up(call, count):
     def looked(key):
         entry = look_up(key)
         found.setdefault(key, entry is None)
+        if entry is None and not compiles:
+            raise Reached
         return entry
 
     compiler._load_cute_compile_from_disk = looked
@@ -170,19 +207,21 @@ def looked_up(call, count):
     raise RuntimeError("the call has no kernel of b12x")
 
 
-def launched_bytes(key):
-    """The bytes of dynamic shared memory of each launch of a kernel, as b12x recorded them."""
+def launches(key):
+    """The launches of a kernel, as b12x recorded them from its host code; their class is what b12x compiled."""
     from b12x._lib import compiler
 
-    record = json.loads(compiler._cache_manifest_path(key).read_text())["launch_metadata"]
+    manifest = json.loads(compiler._cache_manifest_path(key).read_text())
+    record = manifest["launch_metadata"]
     sizes = [size for each in record["launch_dynamic_smem_bytes"].values() for size in each]
-    if record["status"] != "exact" or max(sizes, default=0) > SHARED_MEMORY_BYTES:
+    if record["status"] != "exact" or not sizes or max(sizes) > SHARED_MEMORY_BYTES:
         raise SystemExit(f"error: SM120 cannot launch {key}: {record['status']}, {sizes} bytes of shared memory")
-    return sizes
+    return [{"kernel": manifest["target"].rpartition(".")[2], "shared_bytes": size} for size in sizes]
 
 
-def compile_all(request):
-    """Make the calls of a request. Returns the kernels."""
+def compile_all(request, directory):
+    """Make the calls of a request, with ``directory`` as b12x's cache. Returns the kernels that b12x looked up."""
+    os.environ["B12X_COMPILE_CACHE_DIR"] = directory
     without_gpu(request["sm_count"])
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -196,19 +235,7 @@ def compile_all(request):
             start = cpu_seconds()
             found = looked_up(call, count)
             seconds = round(cpu_seconds() - start, 1)
-            for key, compiled in found.items():
-                sizes = launched_bytes(key)
-                kernels.append({"call": name, "key": key, "compiled": compiled, "shared_bytes": sizes, "seconds": seconds})
+            for key, missing in found.items():
+                path = f"{key[:2]}/{key}.o"
+                kernels.append({"call": name, "path": path, "hit": not missing, "launches": launches(key), "seconds": seconds})
     return kernels
-
-
-def main():
-    request = json.loads(Path(sys.argv[1]).read_text())
-    output = os.dup(1)
-    os.dup2(2, 1)  # libraries print to stdout
-    with os.fdopen(output, "w") as file:
-        json.dump({"kernels": compile_all(request)}, file, indent=1)
-
-
-if __name__ == "__main__":
-    main()
