@@ -178,6 +178,7 @@ def test_a_word_without_an_option_is_refused(engine: str, option: str, tmp_path:
         ),
         ("sglang-0.5.23", ["--por=30000", "--model-path", "other/model"], ["--port 30000", "--model-path other/model"]),
         ("sglang-0.5.23", ["--nnodes=2"], ["--nnodes 2"]),
+        ("vllm-0.33.0", ["-n", "2"], ["--nnodes 2"]),
         ("vllm-0.33.0", ["--port=8000", "--host", "::", "--model", "Qwen/Qwen3.5-27B-FP8", "--served-model-name", "mine"], []),
         (
             "sglang-0.5.23",

@@ -147,9 +147,24 @@ def file_for_directory(author: Author) -> bytes:
     return author.diff()
 
 
+PICTURE = b"""\
+diff --git a/docs/x.png b/docs/x.png
+new file mode 100644
+index 0000000..2222222
+Binary files /dev/null and b/docs/x.png differ
+"""
+
+
+def link_beside(author: Author) -> bytes:
+    """As a pull request with a link and a picture in the documentation, which the distribution does not have."""
+    twenty(author)
+    return PICTURE + displaced(author.diff()) + created("docs/link", "120000")
+
+
 @pytest.mark.parametrize(
     "form",
     [
+        link_beside,
         quoted,
         quoted_rename,
         exchanged_names,
@@ -198,6 +213,7 @@ rename to vllm/other.py
         (RENAMED, "vllm/gone.py"),
         (created("vllm/link", "120000"), "vllm/link has mode 120000"),
         (created("vllm/module", "160000"), "vllm/module has mode 160000"),
+        (PICTURE.replace(b"docs/", b"vllm/"), "vllm/x.png is a binary file"),
         (COMBINED, "combined diff of a merge"),
         (created("vllm/sub"), "in place of vllm/sub/"),
         (created("vllm/b.py/inner.py"), "in place of vllm/b.py"),
@@ -237,7 +253,8 @@ def test_files_that_a_diff_of_directories_lacks_are_named(tmp_path: Path, monkey
     twenty(author)
     said: list[str] = []
     monkeypatch.setattr(reporting, "info", said.append)
-    lines = b"Only in new/vllm: extra.py\nBinary files old/vllm/c.pyc and new/vllm/c.pyc differ\n"
+    lines = b"Only in eager mode.\nBinary files are no patch.\n"
+    lines += b"Only in new/vllm: extra.py\nBinary files old/vllm/c.pyc and new/vllm/c.pyc differ\n"
     assert patched(plain(author.diff()) + lines, tmp_path) == author.files()
     assert [line.rpartition(": ")[2] for line in said if "no change" in line] == [
         "extra.py",

@@ -363,6 +363,16 @@ def test_write_atomic_to_pipe(tmp_path: Path) -> None:
     os.close(reader)
 
 
+def test_write_atomic_to_standard_output_in_a_file(tmp_path: Path) -> None:
+    """As root too, the link in /dev stays."""
+    program = (
+        "from pathlib import Path; from sm120kit.core.atomic_writes import *; write_atomic(Path('/dev/stdout'), b'content')"
+    )
+    with (tmp_path / "output").open("wb") as output:
+        subprocess.run([sys.executable, "-c", program], stdout=output, check=True)
+    assert (tmp_path / "output").read_bytes() == b"content" and Path("/dev/stdout").is_symlink()
+
+
 @pytest.mark.parametrize("write", [write_atomic, lambda path, content: write_together({path: content})])
 def test_write_to_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, write: Callable[[Path, bytes], None]) -> None:
     os.mkfifo(tmp_path / "pipe")

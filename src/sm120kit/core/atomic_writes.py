@@ -19,7 +19,7 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     with disk_errors(path):
         if path.is_dir():
             raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
-        if path.exists() and not path.is_file():
+        if path.exists() and (not path.is_file() or path.parent == Path("/dev")):  # /dev/stdout may be a file
             _write_device(path, content)
             return
         with replacing(path, mode) as file:

@@ -252,11 +252,12 @@ _LENGTHS = {"minItems": "min_length", "maxItems": "max_length"}
 def words(recipe: str, argv: Sequence[str]) -> tuple[str, ...]:
     """A command line as the engine of a recipe reads it: names in full, each value a word of its own.
 
-    Abbreviations are expanded if the options were recorded. What the parser refuses stays as it is.
+    Abbreviations and short names are expanded if the options were recorded. What the parser refuses stays as it is.
     """
     record = load(recipe)
     names = record.every_name if record else ()
-    return tuple(_in_full(word, names) for word in _words(recipe, argv))
+    short = {name: option.names[0] for option in (record.options if record else ()) for name in option.names if name[1] != "-"}
+    return tuple(short.get(word) or _in_full(word, names) for word in _words(recipe, argv))
 
 
 def options(recipe: str, argv: Sequence[str]) -> dict[str, str]:

@@ -58,7 +58,6 @@ class Vllm(Engine):
             known = models.get("tools", ())
             if known and tools not in known:
                 yield f"--tool-call-parser: no parser {tools[:80]!r}{did_you_mean(tools, known)}"
-        options = {_SHORT.get(name, name): value for name, value in options.items()}
         yield from (f"{one} and {other} exclude each other" for one, other in _EXCLUSIVE if {one, other} <= options.keys())
         if _SUPERVISED in options:
             yield from _supervised(options)
@@ -139,7 +138,6 @@ _EXCLUSIVE = (
     ),
 )
 """Options that the server refuses together."""
-_SHORT = {"-dpm": _SUPERVISED, "-dp": "--data-parallel-size", "-dpl": "--data-parallel-size-local"}
 
 
 def _supervised(options: Mapping[str, str]) -> Iterator[str]:

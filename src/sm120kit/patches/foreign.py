@@ -81,11 +81,15 @@ class Imported:
 
 @dataclass(frozen=True)
 class _Files:
-    """The paths of a diff in the order of its sections, those that it creates, and those that it removes or renames."""
+    """The paths of a diff in the order of its sections, those that it creates, and those that it removes or renames.
+
+    ``special``: what its binary files, links and submodules are, by path.
+    """
 
     paths: tuple[str, ...]
     created: Set[str]
     removed: Set[str]
+    special: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -186,12 +190,15 @@ def applied_tree(foreign: ForeignPatch, tree: PatchedTree, above: str, place: Pl
     """The tree that a diff gives of the tree ``above``.
 
     Raises:
+        BadInput: a part of it is a binary file, link or submodule.
         PatchConflict: it does not apply, changes nothing, or would replace a file or directory that it does not name.
     """
     repository = Repository(tree.checkout.repository)
+    files = _files(foreign, repository, place.strip)
+    for path in files.special.keys() - place.left_out:
+        raise BadInput(f"{foreign.file}: {path} {files.special[path]}", _NO_TEXT)
     with repository.index(above) as index:
         after = _applied_by_git(index, foreign, place) or _placed_by_hunks(foreign, tree, above, place)
-    files = _files(foreign, repository, place.strip)
     changes = repository.changed(above, after)
     if not changes:
         raise PatchConflict(f"{foreign.file} changes nothing in the source", "leave it out, or choose another recipe")
@@ -304,20 +311,18 @@ def _files(foreign: ForeignPatch, repository: Repository, strip: int) -> _Files:
     paths = [row[2].decode(errors="replace") for row in rows]
     if len(re.findall(rb"^diff --git ", foreign.diff, re.MULTILINE)) > len(rows):
         raise BadInput(f"{foreign.file}: git ignores a part of it, such as a binary file", _NO_TEXT)
-    if binary := next((path for row, path in zip(rows, paths, strict=True) if row[0] == b"-"), ""):
-        raise BadInput(f"{foreign.file}: {binary} is a binary file: only text can be reviewed", _NO_TEXT)
     for path in paths:
         if problem := path_problem(path):
             raise BadInput(f"{foreign.file}: the path {path!r} {problem}", _BY_HAND)
     summary = repository.git(*arguments, "--summary", "-", stdin=foreign.diff).stdout
-    if other := _NO_FILE.search(summary):
-        raise BadInput(f"{foreign.file}: {other[2]} has mode {other[1]}: not a plain file", _NO_TEXT)
     named = [*_SUMMARY.findall(summary)]
     for kind, quoted in _RENAMED.findall(foreign.diff):
         name = _OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), quoted.strip(b'"')).decode(errors="replace")
         named.append((kind.decode(), "/".join(name.split("/")[max(strip - 1, 0) :])))
     removed = frozenset(path for kind, path in named if kind in ("delete", "rename from"))
-    return _Files(tuple(paths), frozenset(path for _, path in named) - removed, removed)
+    special = {path: f"has mode {mode}: not a plain file" for mode, path in _NO_FILE.findall(summary)}
+    special |= {path: "is a binary file" for row, path in zip(rows, paths, strict=True) if row[0] == b"-"}
+    return _Files(tuple(paths), frozenset(path for _, path in named) - removed, removed, special)
 
 
 def of_the_source(foreign: Sequence[ForeignPatch]) -> list[ForeignPatch]:

@@ -95,7 +95,7 @@ def _one_name(names: re.Match[bytes]) -> bytes:
 MAX_PATCHES, MAX_FILE_BYTES = 200, 2**26
 """Limits for the patches of one file, and for its size."""
 
-_IGNORED = re.compile(rb"^(?:Only in |Binary files (?!/dev/null|a/))[^\n]+$", re.MULTILINE)
+_IGNORED = re.compile(rb"^(?:Only in [^:\n]+: |Binary files (?!/dev/null|a/)[^\n]+ and )[^\n]+$", re.MULTILINE)
 """What diff -r prints of files that its diff lacks."""
 
 _MAIL = re.compile(rb"^From [0-9a-f]{40} Mon Sep 17 00:00:00 2001$", re.MULTILINE)

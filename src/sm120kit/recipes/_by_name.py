@@ -1,11 +1,12 @@
 """Find, load and validate ``recipes/engines/<name>.toml``."""
 
+import functools
 import re
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from sm120kit.core import data_roots
+from sm120kit.core import data_roots, reporting
 from sm120kit.core.errors import BadInput, NotFound, did_you_mean, nearest
 from sm120kit.core.outside import file_problem
 from sm120kit.core.records import Arch
@@ -25,22 +26,24 @@ def path_of(name: str) -> Path:
 
 
 def names(kind: type[FlashInferRecipe] | type[EngineRecipe] | None = None) -> list[str]:
-    """All recipe names, or those of one kind: sorted by engine, oldest version first.
-
-    Raises:
-        BadInput: a file's name contains no version.
-    """
+    """All recipe names, or those of one kind: sorted by engine, oldest version first; without files named without a version."""
 
     def order(name: str) -> tuple[str, Version, str]:
         engine, version, variant = _split_name(name)
-        try:
-            return engine, Version(version), variant
-        except InvalidVersion:
-            problem = f"{path_of(name)}: {version!r} is not a version"
-            raise BadInput(problem, "rename it to ENGINE-VERSION.toml or ENGINE-VERSION-VARIANT.toml, or remove it") from None
+        return engine, Version(version), variant
 
-    ordered = sorted(data_roots.entries(KIND), key=order)
+    ordered = sorted((name for name, path in data_roots.entries(KIND).items() if _has_version(path)), key=order)
     return [name for name in ordered if kind is None or kind_of(_split_name(name)[0]) is kind]
+
+
+@functools.cache
+def _has_version(path: Path) -> bool:
+    """Whether the name of a recipe's file contains a version; a file without one is reported once."""
+    try:
+        return bool(Version(_split_name(path.stem)[1]))
+    except InvalidVersion:
+        reporting.warn(f"{path} is a recipe by its path only: its name is not ENGINE-VERSION or ENGINE-VERSION-VARIANT")
+        return False
 
 
 def newest(engine: str) -> tuple[str, ...]:
