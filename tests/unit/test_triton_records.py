@@ -1,0 +1,36 @@
+"""The committed records of kernels of Triton: what an image of their recipe has of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sm120kit import recipes
+from sm120kit.core.data_roots import data_root
+from sm120kit.images import _triton as triton
+from sm120kit.images import image_inputs
+
+NAMES = sorted(path.name.removesuffix(".triton.jsonl") for path in (data_root() / "recipes" / "engines").glob("*.triton.jsonl"))
+
+
+def test_both_engines_have_one() -> None:
+    assert {"sglang-0.5.23", "vllm-0.33.0"} <= {*NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_image_has_the_kernels_of_its_own_engine(name: str) -> None:
+    recipe, kernels = recipes.load_engine(name), [json.loads(line) for line in triton.record(name).splitlines()]
+    assert kernels and {kernel["function"].split(".")[0] for kernel in kernels} == {recipe.engine}
+    assert list(image_inputs.server_program(recipe)) == image_inputs.entrypoint(recipe.serve), "it adds them to the cache"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constants_and_attributes_are_those_of_the_signature(name: str) -> None:
+    """A key is a place in the signature."""
+    for kernel in map(json.loads, triton.record(name).splitlines()):
+        constants = [kind == "constexpr" for kind in kernel["signature"].values()]
+        (places, values), (aligned, attributes) = kernel["constants"], kernel["attributes"]
+        assert len(places) == len(values) and len(aligned) == len(attributes)
+        assert {path[0] for path in places} >= {place for place, constant in enumerate(constants) if constant}
+        assert all(path[0] < len(constants) for path in (*places, *aligned)), kernel["function"]
