@@ -126,6 +126,8 @@ def test_refused_downloads(hub: ModelHub, home: Path, monkeypatch: pytest.Monkey
         fetch()
     assert "HF_TOKEN" in refused.value.hint and "hunter2" not in f"{refused.value.message} {refused.value.hint}"
     monkeypatch.delenv("HF_TOKEN")
+    os.mkfifo(home.parent / "token")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home.parent / "token"))  # as no token: nobody writes to it
     with pytest.raises(FetchFailed, match="status 401") as anonymous:
         fetch()
     assert "HF_TOKEN" in anonymous.value.hint and anonymous.value.hint != refused.value.hint

@@ -174,3 +174,8 @@ def export_edits(
     """Export a directory of ``patches.edit`` as the recipe of a checkout; ``version`` is CUTLASS's."""
     recipe = f"flashinfer-{checkout.pin.version}"
     return patches.export_edits(clone, patches.EditedSource(recipe, checkout.pin, inside(version)), root, KEY, overwrite)
+
+
+def write_blob(repository: Repository, content: bytes) -> str:
+    """Store a file's content and return its blob id."""
+    return repository.git("hash-object", "-w", "--stdin", stdin=content).stdout.strip()

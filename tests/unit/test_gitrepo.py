@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patch_series import write_blob
 
 from sm120kit.core.errors import CommandFailed, NotTrusted
 from sm120kit.sources.git import DATE, IDENTITY, Repository
@@ -20,7 +21,7 @@ def small_commit(path: Path) -> tuple[Repository, str]:
     repository = Repository.init(path)
     with repository.index() as index:
         index.add("a.txt", b"one\r\ntwo\r\n")
-        program = repository.write(b"#!/bin/sh\n")
+        program = write_blob(repository, b"#!/bin/sh\n")
         index.git("update-index", "--add", "--cacheinfo", f"100755,{program},bin/run")
         index.add(".gitattributes", b"* text=auto eol=crlf\n*.txt ident filter=lfs working-tree-encoding=UTF-16\n")
         index.add("\u00fc/name with space", b"$Id$")
@@ -268,7 +269,7 @@ def test_commit_of_absent_or_wrong_objects_is_rejected(tmp_path: Path) -> None:
     for wrong, parent in (
         ("1" * 40, None),
         (commit, None),
-        (repository.write(b"x"), None),
+        (write_blob(repository, b"x"), None),
         ("a\nb", None),
         (tree, "1" * 40),
         (tree, tree),
@@ -283,7 +284,7 @@ def test_commit_of_absent_or_wrong_objects_is_rejected(tmp_path: Path) -> None:
 
 def test_tree_with_submodule_link_and_bytes_in_names(tmp_path: Path) -> None:
     repository, commit = small_commit(tmp_path / "r")
-    blob = repository.write(b"a.txt")
+    blob = write_blob(repository, b"a.txt")
     entries = (
         b"120000 %s\tlink\0" % blob.encode(),
         b"160000 %s\tsubmodule\0" % commit.encode(),

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patch_series import write_blob
 
 from sm120kit import patches
 from sm120kit.core.errors import BadInput, PatchConflict
@@ -311,7 +312,7 @@ def test_files_with_nul_are_refused_by_check_apply_and_export(tmp_path: Path) ->
     far = b"d\n" * 9000 + b"\0\n"
     applied(tmp_path / "far", edit_diff(blob_id(BEFORE + far), blob_id(AFTER + far), EDIT), BEFORE + far)
     repository = Repository(tmp_path / "far/r")
-    before, after = (repository.write(content) for content in (BEFORE + far, AFTER + far))
+    before, after = (write_blob(repository, content) for content in (BEFORE + far, AFTER + far))
     text = repository.git("diff", before, after).raw
     assert b"+B\n" in text, "export accepts what apply accepts"
     assert b"Binary files" not in text

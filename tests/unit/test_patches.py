@@ -34,6 +34,7 @@ from patch_series import (
     trees,
     two_projects,
     version_h,
+    write_blob,
 )
 
 from sm120kit import patches
@@ -303,7 +304,7 @@ def test_patch_does_not_follow_links_in_the_tree(patch_dir: PatchDirectory, tmp_
         repository = Repository(checkout.repository)
         with repository.index(checkout.tree) as index:
             target = "../../../../csrc" if name == "dir" else KERNEL
-            index.git("update-index", "--add", "--cacheinfo", f"120000,{repository.write(target.encode())},{link}")
+            index.git("update-index", "--add", "--cacheinfo", f"120000,{write_blob(repository, target.encode())},{link}")
             tree = index.write_tree()
         linked = Checkout(checkout.pin, checkout.repository, repository.commit_tree(tree, None, "b"), tree)
         with pytest.raises((BadInput, PatchConflict)):

@@ -94,6 +94,13 @@ def read_chunks(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> Iterat
         raise BadInput(f"{wheel.filename} is damaged: {error}", _HINT) from error
 
 
+def file_chunks(path: Path) -> Iterator[bytes]:
+    """The bytes of a regular file in chunks of 1 MiB."""
+    with open_found(path) as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
 def read_member(wheel: zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
     """All of a member's bytes."""
     return b"".join(read_chunks(wheel, member))

@@ -73,14 +73,10 @@ def installed() -> list[str]:
 
 
 def assembler(home: Path) -> dict[str, str]:
-    """The sha256 of a toolkit's ptxas; of a script, which may choose options or keep results, also its text."""
+    """The sha256 of a toolkit's ptxas; of a script, which may choose options or keep results, its first 4,096 characters."""
     content = (home / "bin" / "ptxas").read_bytes()
     digest = {"sha256": hashlib.sha256(content).hexdigest()}
-    return digest if not content.startswith(b"#!") else digest | {"script": content.decode(errors="replace")[:SCRIPT]}
-
-
-SCRIPT = 4096
-"""Most characters of a script that is recorded."""
+    return digest if not content.startswith(b"#!") else digest | {"script": content.decode(errors="replace")[:4096]}
 
 
 def at(home: Path, archs: Sequence[Arch] = (), headers: Sequence[str] = ()) -> Toolchain:

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from sm120kit.core import reporting
+from sm120kit.core.archives import file_chunks
 from sm120kit.core.atomic_writes import replacing
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import AlreadyExists, NotVerified
-from sm120kit.core.outside import open_found
 from sm120kit.images.docker import Daemon
 from sm120kit.images.image_records import Image
 from sm120kit.images.oci import INDEX, REFERENCE, Descriptor, Layout
 
 _CONTAINERD_NAME = "io.containerd.image.name"
 """Annotation with the complete name, which containerd and Docker with containerd's image store read."""
-_CHUNK = 2**20
 
 
 def load(layout: Layout, manifest: str, daemon: Daemon) -> Image:
@@ -138,7 +137,7 @@ def archive(layout: Layout, manifest: str, references: Iterable[str]) -> Iterato
         yield _directory(name)
     yield from _file("manifest.json", len(_json([saved])), iter([_json([saved])]))
     for blob in _blobs(layout, manifest):
-        yield from _file(_member(blob.digest), blob.size, _read(layout.path(blob.digest)))
+        yield from _file(_member(blob.digest), blob.size, file_chunks(layout.path(blob.digest)))
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
@@ -185,12 +184,6 @@ def _file(name: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
     yield member.tobuf(tarfile.PAX_FORMAT)
     yield from pieces
     yield bytes(-size % tarfile.BLOCKSIZE)
-
-
-def _read(path: Path) -> Iterator[bytes]:
-    with open_found(path) as file:
-        while piece := file.read(_CHUNK):
-            yield piece
 
 
 def _counted(pieces: Iterator[bytes], advance: reporting.Advance) -> Iterator[bytes]:

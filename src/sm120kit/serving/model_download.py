@@ -9,6 +9,7 @@ the library are shown, as they could quote it.
 
 import errno
 import json
+import os
 import re
 import sys
 import threading
@@ -26,7 +27,7 @@ from typing import Any
 from sm120kit.core import errors, process, reporting
 from sm120kit.core.disk import disk_errors, require_disk
 from sm120kit.core.errors import BadInput, CommandFailed, FetchFailed, HubUnreachable, NotFound, OfflineMiss, Sm120kitError
-from sm120kit.core.outside import MAX_FOUND_BYTES, parse_json, read_found
+from sm120kit.core.outside import MAX_FOUND_BYTES, file_problem, parse_json, read_found
 from sm120kit.recipes.configurations import UNPINNED, Configuration
 from sm120kit.serving import checkpoint
 from sm120kit.serving.checkpoint import Checkpoint, LocalFiles, ModelFiles, Tensor
@@ -392,10 +393,12 @@ def _bar(advance: Callable[[int], None]) -> type[Any]:
 def _hub_errors(repository: str, revision: str) -> Iterator[None]:
     """Turn errors of the library into errors with a remedy."""
     import httpx2
-    from huggingface_hub import errors, get_token
+    from huggingface_hub import constants, errors, get_token
     from huggingface_hub.utils.logging import set_verbosity_error
 
     set_verbosity_error()  # type: ignore[no-untyped-call]
+    if "regular" in file_problem(Path(constants.HF_TOKEN_PATH)):  # the library would wait for a FIFO
+        constants.HF_TOKEN_PATH = os.devnull
     name = f"{repository} at {revision}"
     try:
         yield

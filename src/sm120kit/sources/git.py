@@ -193,10 +193,6 @@ class Repository:
             raise FileNotFoundError(f"no {kind} {path} in {commit} of {self.path}")
         return name
 
-    def write(self, content: bytes) -> str:
-        """Store a file's content and return its blob id."""
-        return self.git("hash-object", "-w", "--no-filters", "--stdin", stdin=content).stdout.strip()
-
     def commit_tree(self, tree: str, parent: str | None, message: str, *, author: str = IDENTITY, date: str = DATE) -> str:
         """Commit a tree and return the commit id, which depends on the arguments alone.
 

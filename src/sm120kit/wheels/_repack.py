@@ -17,8 +17,6 @@ from sm120kit.sources.source_records import LockedWheel
 from sm120kit.wheels._published_wheels import wheel_record
 from sm120kit.wheels.build_records import BuildPlan
 
-_CHUNK = 2**20
-
 
 def repacked_record(
     plan: BuildPlan, tree: PatchedTree, official: tuple[LockedWheel, Path], replaced: Mapping[str, Path | None]
@@ -74,7 +72,7 @@ def repack(
                 if member.filename in replaced:
                     if (file := replaced[member.filename]) is None:
                         continue
-                    content: Iterator[bytes] = _read_chunks(file)
+                    content: Iterator[bytes] = archives.file_chunks(file)
                 elif member.filename == f"{info}/METADATA":
                     content = iter(
                         [_with_version(archives.read_member(wheel, member), official_version, version, official.name)]
@@ -91,7 +89,7 @@ def repack(
             for new in sorted({*replaced} - {*wheel.namelist()}):
                 if (file := replaced[new]) is not None:
                     mode = 0o100755 if new.endswith(".so") else 0o100644
-                    rows.append(_add(packed, new, _read_chunks(file), mode << 16, zipfile.ZIP_DEFLATED))
+                    rows.append(_add(packed, new, archives.file_chunks(file), mode << 16, zipfile.ZIP_DEFLATED))
             for name_of_file, data in sorted(added.items()):
                 rows.append(_add(packed, f"{renamed}/{name_of_file}", iter([data]), 0o100644 << 16, zipfile.ZIP_DEFLATED))
             table = io.StringIO()
@@ -134,12 +132,6 @@ def _with_version(metadata: bytes, before: str, after: str, wheel: str) -> bytes
     if count != 1:
         raise BadInput(f"METADATA of {wheel} has {count} lines 'Version: {before}', not 1", "is it a wheel?")
     return text
-
-
-def _read_chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
 
 
 def _new_member(name: str, mode: int) -> zipfile.ZipInfo:
