@@ -141,7 +141,8 @@ def test_digest_depends_on_the_inputs_only(make: Any, monkeypatch: pytest.Monkey
 
 def test_wheel_without_origin_is_refused(make: Any, tmp_path: Path) -> None:
     wheel = tmp_path / "idna-1.0-py3-none-any.whl"
-    wheel.write_text("a wheel")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("idna-1.0.dist-info/WHEEL", "Tag: py3-none-any")
     with pytest.raises(BadInput, match="not a wheel that sm120kit built"):
         make(ours={wheel: file_sha256(wheel)})
 
