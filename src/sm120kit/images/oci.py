@@ -437,7 +437,7 @@ class Layout:
                 listed.setdefault(described.digest, _Listed(bare)).references.update([str(reference)] if reference else ())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
+        except (ValueError, KeyError, TypeError, BadInput) as error:
             raise _damaged(path, f"is not the index of an OCI image layout: {error}") from error
         return listed
 

@@ -74,7 +74,7 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
     machines = str(hardware.get("nodes", 1) if isinstance(hardware, dict) else 1)
     for option in of_recipe(name).options.get("nodes", ())[:1]:
         if given.get(option, machines) != machines:
-            yield f"arguments: {option} {given[option]}: hardware.nodes is {machines}; omit it, and use `serve --nodes`"
+            yield f"arguments: {option} {given[option]}: hardware.nodes is {machines}; omit it, or set that too"
     container = data.get("container")
     container = container if isinstance(container, dict) else {}
     mounts, caches = container.get("mounts"), container.get("caches", list(DEFAULT_CACHES))
