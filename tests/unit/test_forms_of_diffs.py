@@ -279,3 +279,14 @@ def test_git_runs_as_often_for_many_new_files(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(Repository, "git", counted)
         assert patched(displaced(author.diff()), tmp_path / str(count)) == author.files()
     assert runs[0] == runs[1]
+
+
+def test_nothing_is_written_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As git does for an empty file that is there already."""
+    author = Author(tmp_path / "author")
+    twenty(author)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    empty = b"diff --git a/vllm/__init__.py b/vllm/__init__.py\nnew file mode 100644\nindex 0000000..e69de29\n"
+    assert patched(empty + author.diff(), tmp_path) == author.files()
+    assert not [*(tmp_path / "cwd").iterdir()]

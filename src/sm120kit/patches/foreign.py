@@ -219,7 +219,8 @@ def _applied_by_git(index: GitIndex, foreign: ForeignPatch, place: Place) -> str
     if not _BLOBS.search(foreign.diff):
         return ""
     index.git("read-tree", before)
-    merged = index.git(*arguments, "--3way", "--unidiff-zero", "-", stdin=foreign.diff, check=False)
+    elsewhere = ("-C", index.file.parent)  # --cached or not, it writes empty files
+    merged = index.git(*elsewhere, *arguments, "--3way", "--unidiff-zero", "-", stdin=foreign.diff, check=False)
     decided = merged.returncode == 0 and "Falling back to direct application" not in merged.stderr
     return index.write_tree() if decided else ""
 
