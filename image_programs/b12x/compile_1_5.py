@@ -139,8 +139,9 @@ def gemm_calls(n, k, rows):
 
 
 def sglang_calls(request):
-    """The calls of SGLang 0.5.23 with ``patches/sglang`` for the layers of a request, by their description, on the device in
-    whose context they are made.
+    """The calls of SGLang 0.5.23 with ``patches/sglang`` for the layers of a request, by their description.
+
+    Call it outside, and iterate inside, the contexts of the tensors: what SGLang imports makes tensors of its own.
     """
     import torch
     from sglang.srt import b12x, runtime_context
@@ -151,6 +152,12 @@ def sglang_calls(request):
     pynccl_allocator.use_symmetric_memory = lambda *_, **__: contextlib.nullcontext()
     dp_attention.is_allocation_symmetric = lambda: False
     runtime_context.get_parallel = lambda: SimpleNamespace(tp_group=None)
+    return _sglang_calls(request, b12x)
+
+
+def _sglang_calls(request, b12x):
+    import torch
+
     for sizes in request["moe"]:
         experts, hidden, inner, top_k = (sizes[key] for key in ("experts", "hidden", "inner", "top_k"))
         layer = SimpleNamespace(params_dtype=torch.bfloat16)

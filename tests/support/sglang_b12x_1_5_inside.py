@@ -373,8 +373,9 @@ def kernels() -> Iterator[tuple[str, bool]]:
     os.environ.update(server_environment())
     table = json.load(sys.stdin)
     compile_1_5.without_gpu(table["sm_count"])
+    calls = compile_1_5.sglang_calls(table)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(compile_1_5.DEVICE):
-        for name, call in compile_1_5.sglang_calls(table):
+        for name, call in calls:
             found = compile_1_5.looked_up(lambda _, call=call: call(), 0, compiles=False)
             yield name, not any(found.values())
 

@@ -224,9 +224,9 @@ def _look_up_b12x_1_5(table):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     compile_1_5.without_gpu(table["sm_count"])
-    hits, misses = [], []
+    calls, hits, misses = compile_1_5.sglang_calls(table), [], []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(compile_1_5.DEVICE):
-        for name, call in compile_1_5.sglang_calls(table):
+        for name, call in calls:
             found = compile_1_5.looked_up(lambda _, call=call: call(), 0, compiles=False)
             hits += [(name.partition(":")[0], key) for key, missing in found.items() if not missing]
             misses += [name] * any(found.values())
