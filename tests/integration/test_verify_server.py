@@ -145,6 +145,13 @@ def test_usage_errors(tmp_path: Path) -> None:
     assert not (tmp_path / "n.json").exists()
 
 
+def respond(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
 def test_key_and_headers_of_the_server_are_not_sent_to_the_reference() -> None:
     seen: list[dict[str, str]] = []
 
@@ -152,10 +159,7 @@ def test_key_and_headers_of_the_server_are_not_sent_to_the_reference() -> None:
         def do_GET(self) -> None:
             seen.append(dict(self.headers))
             body = b'{"object": "list", "data": [{"id": "m", "object": "model"}]}'
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            respond(self, body)
 
     with HTTPServer(("127.0.0.1", 0), Models) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -172,10 +176,7 @@ def test_more_tokens_than_a_text_can_have_are_none() -> None:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             body = json.dumps({"tokens": [1] * int(asked["model"])}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            respond(self, body)
 
     with HTTPServer(("127.0.0.1", 0), Tokenizer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
