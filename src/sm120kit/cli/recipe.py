@@ -119,7 +119,8 @@ def lock(
     of_bases = [name for name in names or bases.names() if name in bases.names()]
     every = names or [*recipes.names(recipes.FlashInferRecipe), *recipes.names(recipes.EngineRecipe)]
     chosen = [name for name in every if name not in of_bases]
-    _require_locked(renewed, chosen)
+    if not check:
+        _require_locked(renewed, chosen)
     for name in of_bases:
         bases.verify(bases.load(name)) if check else bases.lock(bases.load(name), options, upgrade=upgrade)
         ids[name] = bases.lock_id(name)
