@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("transformers")
 
 from hostile_server import hostile_server
+from loopback import http_served
 from schedule_server import schedule_server
 from small_models import probe_tokenizer, tiny_model, word_ids
 from small_server import Options, SmallEngine, small_server
@@ -150,6 +152,31 @@ def respond(handler: BaseHTTPRequestHandler, body: bytes) -> None:
     handler.send_header("Content-Length", str(len(body)))
     handler.end_headers()
     handler.wfile.write(body)
+
+
+def test_the_command_ends_within_its_time_limit(tmp_path: Path) -> None:
+    ended, asked = Event(), list[str]()
+
+    class Hanging(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if self.path == "/v1/models":
+                respond(self, b'{"data": [{"id": "m"}]}')
+            else:
+                ended.wait(60)
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with http_served(Hanging) as url:
+        began = time.monotonic()
+        done = CliRunner().invoke(app, ["verify", "server", url, "--seconds", "10", "-o", str(tmp_path / "v.json")])
+        took = time.monotonic() - began
+        ended.set()
+    assert isinstance(done.exception, ServerFailed) and "--seconds" in str(done.exception.hint)
+    assert took < 10 and not (tmp_path / "v.json").exists()
 
 
 def test_key_and_headers_of_the_server_are_not_sent_to_the_reference() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from sm120kit.bench.client import EndedRequest
 from sm120kit.bench.sample import Exchange
 from sm120kit.core.errors import NotFound, ServerFailed
 from sm120kit.core.urls import Endpoint
-from sm120kit.probes import ProbeVerdict, structured_answers, word_copy
+from sm120kit.probes import ProbeVerdict, probe_session, structured_answers, word_copy
 from sm120kit.probes.answer_text import ANSWER_TEXT
 from sm120kit.probes.cached_prefixes import CACHED_PREFIXES
 from sm120kit.probes.decode_by_prefill import DECODE_BY_PREFILL
@@ -125,6 +127,60 @@ def test_a_first_request_that_fails_does_not_hide_log_probabilities() -> None:
         session = ProbeSession(Endpoint.parse(url), "small", "seed", time.monotonic() + 60)
         session.measure()
     assert session.lists and all("logprobs" in each for each in posts)
+
+
+@contextmanager
+def answering(answer: Callable[[str], bytes]) -> Iterator[tuple[str, list[str]]]:
+    """The URL of a server that answers each path, and the paths that were asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = answer(self.path)
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with http_served(Handler) as url:
+        yield url, asked
+
+
+TEXT_ANSWER = json.dumps({"choices": [{"text": " one", "finish_reason": "length"}]}).encode()
+
+
+def test_a_path_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("REQUEST_SECONDS", "TOKENIZE_SECONDS"):
+        monkeypatch.setattr(probe_session, limit, 0.3)
+    ended = Event()
+    with answering(lambda path: TEXT_ANSWER if "chat" in path or ended.wait(60) else b"") as (url, asked):
+        session = ProbeSession(Endpoint.parse(url), "small", "seed", time.monotonic() + 60)
+        assert [session.token_ids("a") for _ in range(3)] == [None] * 3
+        answers = session.send(session.text(str(number), "a") for number in range(3))
+        assert all("0.3 s" in answer.error for answer in answers) and len(session.exchanges) == 3
+        with pytest.raises(CannotBeJudged):
+            KNOWN_TEXT.ask(session)
+        (chat,) = session.send([session.chat("chat", "a")])
+        ended.set()
+    assert not chat.error and asked == ["/tokenize", "/v1/completions", "/v1/chat/completions"]
+
+
+def test_a_server_without_a_chat_template_is_probed_with_texts() -> None:
+    with answering(lambda path: TEXT_ANSWER if path == "/v1/completions" else b"") as (url, asked):
+        session = ProbeSession(Endpoint.parse(url), "small", "seed", time.monotonic() + 60)
+        session.measure()
+        chats = asked.count("/v1/chat/completions")
+        chat, text = session.send([session.chat("chat", "a"), session.text("text", "a")])
+    assert session.lists and "404" in chat.error and text.content == " one" and chats == asked.count("/v1/chat/completions")
 
 
 @pytest.mark.parametrize("drip", [b"", b" "], ids=["silent", "drip"])

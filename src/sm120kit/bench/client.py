@@ -85,15 +85,15 @@ class StreamResult:
     lag_seconds: float
 
 
-def get(server: Endpoint, path: str) -> httpx2.Response:
+def get(server: Endpoint, path: str, seconds: float = 10) -> httpx2.Response:
     """The response to a GET request, sent without a proxy.
 
     Raises:
-        httpx2.HTTPError: no response, a status other than success, or more than ``MAX_RESPONSE_BYTES``.
+        httpx2.HTTPError: no response, a status other than success, more than ``MAX_RESPONSE_BYTES``, or more than ``seconds``.
     """
     import httpx2
 
-    response = server_requests.request(server, "GET", path, seconds=10, limit=MAX_RESPONSE_BYTES)
+    response = server_requests.request(server, "GET", path, seconds=seconds, limit=MAX_RESPONSE_BYTES)
     if not response.is_success:  # not raise_for_status: its message contains the URL with credentials
         status = f"HTTP {response.status_code} {response.reason_phrase}"
         raise httpx2.HTTPStatusError(status, request=response.request, response=response)
@@ -109,10 +109,10 @@ def models(server: Endpoint) -> tuple[str, ...]:
     return tuple(str(model["id"]) for model in _models(server))
 
 
-def server_info(server: Endpoint, model: str) -> dict[str, str]:
+def server_info(server: Endpoint, model: str, seconds: float = 10) -> dict[str, str]:
     """The server's entry for a model, such as its folder and longest context, and the server's version.
 
-    The version is that at the ``info_path`` of an engine; it is absent for other servers.
+    The version is that at the ``info_path`` of an engine; absent for other servers, and after ``seconds``.
     """
     import httpx2
 
@@ -124,7 +124,7 @@ def server_info(server: Endpoint, model: str) -> dict[str, str]:
     }
     for path in dict.fromkeys(engine.info_path for engine in all_engines()):
         try:
-            info["version"] = str(parse_json(get(server, path).content)["version"])[:MOST_CHARACTERS]
+            info["version"] = str(parse_json(get(server, path, seconds).content)["version"])[:MOST_CHARACTERS]
             break
         except (httpx2.HTTPError, ValueError, KeyError, TypeError):
             continue

@@ -1,5 +1,6 @@
 """``sm120kit verify server``: probe a running server for answers that are wrong without an error."""
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from sm120kit.kld import SavedReference
 from sm120kit.probes import ServerProbe, ServerVerification, VerifiedServer
 
 BRIEF_SECONDS = 30.0
+OWN_SECONDS = 5.0
+"""Part of the time limit in which the program starts, and writes the record."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class VerificationOptions:
     """Which probes run, for how long, and where the record goes."""
 
     probe: Annotated[list[str] | None, option("--probe NAME", "Only this probe; repeatable; default: all.")] = None
-    seconds: Annotated[float, option("--seconds N", "Time limit of all probes.", min=10, max=3600)] = 120
+    seconds: Annotated[float, option("--seconds N", "Time limit of the whole command.", min=10, max=3600)] = 120
     output: Annotated[Path, option("--output -o FILE", "The record, with all requests and answers.")] = Path(
         "verification.json"
     )
@@ -75,12 +78,13 @@ def verify_server(
     Sends some 150 short requests of its own texts to this server, and to that of --reference only. A probe finds `ok`, `wrong`,
     or that it cannot judge, with the reason. Exit code 51 if one finds something wrong.
     """
+    until = time.monotonic() + options.seconds - OWN_SECONDS
     chosen = probes.selected(options.probe or [])
     require_writable(options.output)
     require_new(options.output, "--output", options.overwrite)
     endpoint, reference = server.endpoint(url), server.compared()
     probed = probes.VerifiedServer(endpoint, bench.choose_model(endpoint, server.served_model_name or None), reference)
-    verification = _verified(probed, chosen, options.seconds, options.output)
+    verification = _verified(probed, chosen, until - time.monotonic(), options.output)
     if options.json:
         console.json_data(asdict(verification))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -128,10 +129,12 @@ class ServedModel:
     ``top`` = -1, all tokens, requires a vLLM that was started with ``--max-logprobs -1``.
     """
 
-    def __init__(self, server: Endpoint, model: str, top: int, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-        """Store the endpoint; nothing is requested yet."""
+    def __init__(
+        self, server: Endpoint, model: str, top: int, timeout_seconds: float = _TIMEOUT_SECONDS, deadline: float = math.inf
+    ) -> None:
+        """Store the endpoint; nothing is requested yet. A request ends at ``deadline``, a time of ``time.monotonic``."""
         self.name, self._server, self._model, self._top = f"{model} at {server.url}", server, model, top
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._deadline = timeout_seconds, deadline
         self._engine: Engine | None = None
 
     def require(self, window: int, text: TokenizedText) -> None:
@@ -220,8 +223,9 @@ class ServedModel:
         """Status and content of the response."""
         import httpx2
 
+        seconds = min(self._timeout_seconds, max(0.1, self._deadline - time.monotonic()))
         try:
-            response = request(self._server, method, path, body, seconds=self._timeout_seconds, limit=MAX_RESPONSE_BYTES)
+            response = request(self._server, method, path, body, seconds=seconds, limit=MAX_RESPONSE_BYTES)
         except httpx2.HTTPError as error:
             reason = self._server.without_secrets(str(error)) or type(error).__name__
             hint = "check that the server is running; of a long response, use a smaller --window or --top"

@@ -16,7 +16,7 @@ from sm120kit.probes.probe_records import (
     answered,
     judged,
 )
-from sm120kit.probes.probe_session import SENTENCE_TOKENS, ProbeSession, ServerProbe
+from sm120kit.probes.probe_session import SENTENCE_TOKENS, TEXT, TOKENIZE, ProbeSession, ServerProbe
 
 LISTED = 20
 """Most likely tokens that are requested; vLLM's default limit."""
@@ -32,11 +32,15 @@ def ask(session: ProbeSession) -> None:
     """The distributions after each token of the text, and of its words in another order."""
     shuffled = random.Random(0).sample(PASSAGE.split(), len(PASSAGE.split()))
     before = "\n".join(inventory(session.long_tokens // SENTENCE_TOKENS, session.seed))
+    if TEXT in session.silent:
+        raise CannotBeJudged(session.silent[TEXT])
     for label, text in (("text", PASSAGE), ("shuffled", " ".join(shuffled)), ("far", f"{before}\n{PASSAGE}")):
         ids = session.token_ids(text)
         if ids is None:
-            raise CannotBeJudged("the server has no /tokenize")
-        session.exchanges.append(ProbeExchange(label, "prompt", {"prompt": text}, _scored(session, ids)))
+            raise CannotBeJudged(session.silent.get(TOKENIZE, "the server has no /tokenize"))
+        session.exchanges.append(ProbeExchange(label, "prompt", {"prompt": text}, scored := _scored(session, ids)))
+        if scored.error:
+            return
 
 
 def _scored(session: ProbeSession, ids: tuple[int, ...]) -> RecordedAnswer:

@@ -14,9 +14,10 @@ from sm120kit.kld import ServedModel
 from sm120kit.probes.probe_records import CannotBeJudged, ProbeExchange, ProbeJudgement, Recorded, RecordedAnswer
 from sm120kit.probes.recorded_answer import answer_of
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 REQUEST_SECONDS, REQUEST_BYTES = 40.0, 8 << 20
 """Limits of an answer."""
+TOKENIZE_SECONDS = 10.0
 TOP = 5
 """Most likely tokens that are requested at each position; the most that OpenAI's protocol for completions allows."""
 LISTED = ("logprobs", "top_logprobs")
@@ -43,8 +44,9 @@ class Ask:
 class ProbeSession:
     """The requests to one server until ``deadline``, a time of ``time.monotonic``.
 
-    ``lists`` is whether it lists log-probabilities. ``exchanges`` has those of the current probe; by ``seed`` the prompts of
-    this run differ from those of any other, which a server may have in its prefix cache.
+    ``lists`` is whether it lists log-probabilities; ``silent`` has the paths that do not answer, with the reason: they are not
+    asked again. ``exchanges`` has those of the current probe; by ``seed`` the prompts of this run differ from those of any
+    other, which a server may have in its prefix cache.
     """
 
     server: Endpoint
@@ -57,6 +59,7 @@ class ProbeSession:
     tokens_per_second: float = 0.0
     long_tokens: int = 512
     lists: bool = True
+    silent: dict[str, str] = field(default_factory=dict)
 
     @property
     def salts_cache(self) -> bool:
@@ -77,9 +80,9 @@ class ProbeSession:
         except (KeyError, ValueError):
             return 4096 - 256
 
-    def served(self, top: int = 1) -> ServedModel:
-        """The server as a model whose distributions are compared."""
-        return ServedModel(self.server, self.model, top, min(REQUEST_SECONDS, self.left()))
+    def served(self, top: int, seconds: float = REQUEST_SECONDS) -> ServedModel:
+        """The server as a model whose distributions are compared; ``seconds`` limit each request."""
+        return ServedModel(self.server, self.model, top, min(seconds, self.left()), self.deadline)
 
     def left(self) -> float:
         """Seconds until the time limit.
@@ -136,6 +139,8 @@ class ProbeSession:
     def _send(self, asks: list[Ask], to: tuple[Endpoint, str] | None) -> list[RecordedAnswer]:
         limit = min(REQUEST_SECONDS, self.left())
         server, model = to or (self.server, self.model)
+        if not to and (reason := next((self.silent[ask.path] for ask in asks if ask.path in self.silent), "")):
+            return self._recorded(asks, [RecordedAnswer(error=reason)] * len(asks))
         requests = [
             StreamRequest(number, ask.path, {**ask.body, "model": model}, 0.0, limit, REQUEST_BYTES)
             for number, ask in enumerate(asks)
@@ -143,6 +148,12 @@ class ProbeSession:
         ended: list[EndedRequest] = []
         client.stream_all(server, [[request] for request in requests], stall_seconds=limit, on_end=ended.append)
         answers = [answer_of(each) for each in sorted(ended, key=lambda each: each[1].prompt)]
+        # Chats are asked again: a server that answers none is not probed, and one may have waited for others.
+        if not to and all(answer.error and answer.seconds > 0.9 * REQUEST_SECONDS for answer in answers):
+            self.silent |= {ask.path: f"{ask.path}: {answers[0].error}, before" for ask in asks if ask.path != CHAT}
+        return self._recorded(asks, answers)
+
+    def _recorded(self, asks: list[Ask], answers: list[RecordedAnswer]) -> list[RecordedAnswer]:
         self.exchanges += [
             ProbeExchange(ask.label, ask.path, ask.body, answer) for ask, answer in zip(asks, answers, strict=True)
         ]
@@ -153,30 +164,38 @@ class ProbeSession:
 
         ``long_tokens`` is the length of a long prompt: at most half of the context, and what is read in ``PREFILL_SECONDS``.
 
+        A server without a chat template answers texts only.
+
         Raises:
-            ServerFailed: the server does not answer.
+            ServerFailed: the server answers neither chats nor texts.
         """
-        question = "Count from one to twenty in words."
-        for _ in range(2):  # the first request of all may compile for longer than a request may take
-            (first,) = self.send([self.chat("first", question, SHORT)])
-        self.lists = not first.error  # some servers refuse log-probabilities
-        answers = self.send(
-            self.chat(label, question, tokens) for label, tokens in (("first", SHORT), ("one", 1), ("timed", SHORT))
-        )
+        answers = self._timed(self.chat)
         if error := answers[-1].error:
+            self.silent[CHAT] = error
+            self.lists, answers = True, self._timed(self.text)
+        if answers[-1].error:
             raise ServerFailed(f"{self.server.url} does not answer: {error[:200]}", client.hint(error))
         produced = (answers[2].completion_tokens or SHORT) - 1
         self.tokens_per_second = produced / max(answers[2].seconds - answers[1].seconds, 1e-3)
         prompt = " ".join(map(str, range(100, 356)))
-        (read,) = self.send([self.chat("long", prompt, 1)])
+        (read,) = self.send([(self.text if error else self.chat)("long", prompt, 1)])
         fast = (read.prompt_tokens or 512) / max(read.seconds, 1e-3) * PREFILL_SECONDS
         self.long_tokens = int(max(256, min(self.context / 2, fast, MOST_PROMPT)))
+
+    def _timed(self, asked: Callable[..., Ask]) -> list[RecordedAnswer]:
+        """A short answer, one of one token, and a short one."""
+        question = "Count from one to twenty in words."
+        for _ in range(2):  # the first request of all may compile for longer than a request may take
+            (first,) = self.send([asked("first", question, SHORT)])
+        self.lists = not first.error  # some servers refuse log-probabilities
+        return self.send(asked(label, question, tokens) for label, tokens in (("first", SHORT), ("one", 1), ("timed", SHORT)))
 
     def token_ids(self, text: str) -> tuple[int, ...] | None:
         """The token ids of a text; None if the server does not tell them."""
         try:
-            return self.served().token_ids(text)
-        except Sm120kitError:
+            return None if TOKENIZE in self.silent else self.served(1, TOKENIZE_SECONDS).token_ids(text)
+        except Sm120kitError as error:
+            self.silent[TOKENIZE] = error.message
             return None
 
 

@@ -77,7 +77,7 @@ def verify(
         ServerFailed: the server does not list its models, or answers no request in time.
     """
     began, seed = time.monotonic(), secrets.token_hex(4)
-    reported = client.server_info(server.endpoint, server.model)
+    reported = client.server_info(server.endpoint, server.model, min(10, seconds / 10))
     reference = server.reference
     session = ProbeSession(server.endpoint, server.model, seed, began + seconds, reported=reported)
     if isinstance(reference, SavedReference):
@@ -99,7 +99,7 @@ def verify(
     try:
         session.measure()
     except CannotBeJudged as reason:
-        raise ServerFailed(f"{server.endpoint.url}: {reason}", client.hint("")) from reason
+        raise ServerFailed(f"{server.endpoint.url}: {reason}", f"of a slow server, --seconds; {client.hint('')}") from reason
     for number, probe in enumerate(probes, 1):
         result = _run(probe, session)
         took = round(time.monotonic() - began, 1)
