@@ -6,7 +6,7 @@ import time
 import tracemalloc
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -65,14 +65,24 @@ def test_unsupported_compression_is_rejected(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("name", ["METADATA", "RECORD", "entry_points.txt"])
-def test_metadata_that_unpacks_to_100_mib_is_rejected(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "limit"), [("METADATA", 16), ("RECORD", 16), ("entry_points.txt", 1)])
+def test_metadata_that_unpacks_to_100_mib_is_rejected(tmp_path: Path, name: str, limit: int) -> None:
     path = tmp_path / "x-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel, wheel.open(f"x-1.0.dist-info/{name}", "w") as member:
         for _ in range(100):
             member.write(bytes(2**20))
-    with cheaply(), pytest.raises(BadInput, match=rf"{name} of 100 MiB; limit 16 MiB"), archives.open_wheel(path):
+    with cheaply(), pytest.raises(BadInput, match=rf"{name} of 100.0 MiB; the limit is {limit} MiB"), archives.open_wheel(path):
         pass
+
+
+def test_scripts_of_a_wheel_are_limited(tmp_path: Path) -> None:
+    path = tmp_path / "x-1.0-py3-none-any.whl"
+    for scripts, refused in ((10_000, False), (200_000, True)):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+            lines = "".join(f"s{number} = a:b\n" for number in range(scripts))
+            wheel.writestr("x-1.0.dist-info/entry_points.txt", f"[console_scripts]\n{lines}")
+        with pytest.raises(BadInput, match=r"entry_points\.txt") if refused else nullcontext(), archives.open_wheel(path):
+            pass
 
 
 def test_damaged_wheel_is_bad_input_wherever_it_shows(tmp_path: Path) -> None:

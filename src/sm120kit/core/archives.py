@@ -23,6 +23,8 @@ MAX_MEMBERS = 100_000
 
 MAX_METADATA_BYTES = 2**24
 """Limit for a file of ``.dist-info`` that is read as text; RECORD of the largest of 1,075 wheels has 1.9 MB."""
+MAX_SCRIPTS_BYTES = 2**20
+"""Limit for ``entry_points.txt``: a script is written for each of its lines."""
 
 SOURCE_DATE_EPOCH = 315532800
 """1980-01-01T00:00:00Z in seconds since 1970: the earliest time of a member of a zip file, and so of a wheel.
@@ -75,8 +77,9 @@ def _problem(members: Sequence[zipfile.ZipInfo], packed: int) -> str:
             return "has a member without a name"
         if member.compress_type not in _COMPRESSIONS or member.flag_bits & 1:
             return f"has a member that is encrypted, or has a compression that wheels may not use: {member.filename}"
-        if _METADATA.search(member.filename) and member.file_size > MAX_METADATA_BYTES:
-            return f"has {member.filename} of {member.file_size / 2**20:.0f} MiB; limit {MAX_METADATA_BYTES // 2**20} MiB"
+        limit = MAX_SCRIPTS_BYTES if member.filename.endswith("/entry_points.txt") else MAX_METADATA_BYTES
+        if _METADATA.search(member.filename) and member.file_size > limit:
+            return f"has {member.filename} of {member.file_size / 2**20:.1f} MiB; the limit is {limit // 2**20} MiB"
     return ""
 
 
