@@ -179,6 +179,18 @@ def test_a_word_without_an_option_is_refused(engine: str, option: str, tmp_path:
         ("sglang-0.5.23", ["--por=30000", "--model-path", "other/model"], ["--port 30000", "--model-path other/model"]),
         ("sglang-0.5.23", ["--nnodes=2"], ["--nnodes 2"]),
         ("vllm-0.33.0", ["-n", "2"], ["--nnodes 2"]),
+        ("vllm-0.33.0", ["-n2", "-r1"], ["--nnodes 2", "--node-rank 1"]),
+        ("vllm-0.33.0", ["--node-rank", "1"], ["--node-rank 1"]),
+        ("vllm-0.33.0", ["--master-addr", "192.0.2.1"], ["--master-addr 192.0.2.1"]),
+        ("sglang-0.5.23", ["--dist-init-addr", "192.0.2.1:5000"], ["--dist-init-addr 192.0.2.1:5000"]),
+        ("sglang-0.5.23", ["--nccl-init-addr=[2001:db8::1]:5000"], ["--nccl-init-addr [2001:db8::1]:5000"]),
+        (
+            "vllm-0.33.0",
+            ["-n1", "--node-rank=0", "--master-addr", "127.0.0.1", "--master-port=29600", "--served-model-name", "mine"],
+            [],
+        ),
+        ("sglang-0.5.23", ["--nnodes", "1", "--dist-init-addr", "localhost:5000", "--served-model-name", "mine"], []),
+        ("sglang-0.5.23", ["--nccl-init-addr=[::1]:5000", "--node-rank", "0", "--served-model-name", "mine"], []),
         ("vllm-0.33.0", ["--port=8000", "--host", "::", "--model", "Qwen/Qwen3.5-27B-FP8", "--served-model-name", "mine"], []),
         (
             "sglang-0.5.23",
@@ -199,6 +211,33 @@ def test_address_and_model_are_those_of_serve(engine: str, argv: list[str], refu
     given = parser.options(engine, words)
     assert (given["--host"], given["--port"], given["--served-model-name"]) == ("10.0.0.1", "9000", "mine")
     assert "/model/snapshots/1" in words and not {"/model", "--model"} & {*words}
+
+
+@pytest.mark.parametrize(
+    ("argv", "refused"),
+    [
+        (["--node-rank", "0"], "--node-rank 0: hardware.nodes is 2"),
+        (["-n1"], "--nnodes 1: hardware.nodes is 2"),
+        (["-n2", "--master-addr", "192.0.2.1", "--master-port", "29600"], ""),
+    ],
+)
+def test_machines_of_arguments_are_those_of_hardware(argv: list[str], refused: str, tmp_path: Path) -> None:
+    """Each machine has its own rank; another port, or the address of the first, is that of all."""
+    file = with_arguments(tmp_path, "vllm-0.33.0", ["--tensor-parallel-size=2", *argv])
+    file.write_text(
+        file.read_text().replace("gpus = 1\n", "gpus = 2\nnodes = 2\n").replace("tensor_parallel = 1", "tensor_parallel = 2")
+    )
+    result = CliRunner().invoke(app, ["config", "check", str(file)])
+    assert (result.exit_code == 0) == (not refused) and refused in str(result.exception), result.output
+
+
+@pytest.mark.parametrize(("length", "ok"), [(96, True), (97, False), (3000, False)])
+def test_check_and_plan_agree_on_names_of_repositories(length: int, ok: bool, tmp_path: Path) -> None:
+    file = with_arguments(tmp_path, "vllm-0.33.0", [])
+    file.write_text(re.sub('^repository = ".*"', f'repository = "me/{"a" * length}"', file.read_text(), flags=re.MULTILINE))
+    for command in (["config", "check"], ["plan", "--offline", "--state", str(tmp_path)]):
+        error = str(CliRunner().invoke(app, [*command, str(file)]).exception)
+        assert ("is no name of a repository" in error) != ok, error
 
 
 @pytest.mark.parametrize(("writable", "ok"), [(False, False), (True, True)])

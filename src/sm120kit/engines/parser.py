@@ -252,12 +252,17 @@ _LENGTHS = {"minItems": "min_length", "maxItems": "max_length"}
 def words(recipe: str, argv: Sequence[str]) -> tuple[str, ...]:
     """A command line as the engine of a recipe reads it: names in full, each value a word of its own.
 
-    Abbreviations and short names are expanded if the options were recorded. What the parser refuses stays as it is.
+    Abbreviations and short names, also ``-n2``, are expanded if the options were recorded. What the parser refuses stays.
     """
     record = load(recipe)
     names = record.every_name if record else ()
     short = {name: option.names[0] for option in (record.options if record else ()) for name in option.names if name[1] != "-"}
-    return tuple(short.get(word) or _in_full(word, names) for word in _words(recipe, argv))
+    apart = [
+        part
+        for word in _words(recipe, argv)
+        for part in ((word[:2], word[2:]) if word[:2] in short and word not in short else (word,))
+    ]
+    return tuple(short.get(word) or _in_full(word, names) for word in apart)
 
 
 def options(recipe: str, argv: Sequence[str]) -> dict[str, str]:
@@ -276,8 +281,9 @@ def split(recipe: str, argv: Sequence[str]) -> list[tuple[str, list[str]]]:
     groups = []
     while rest:
         word, *rest = rest
-        option = words(recipe, (word,))[0] if _is_option(word) else ""
-        count = 0 if not option or "=" in word else _count(nargs.get(option, "*"), rest)
+        option, *value = words(recipe, (word,)) if _is_option(word) else ("",)
+        joined = "=" in word or (bool(value) and not word.startswith("--"))
+        count = 0 if not option or joined else _count(nargs.get(option, "*"), rest)
         groups.append((option, [word, *rest[:count]]))
         rest = rest[count:]
     return groups

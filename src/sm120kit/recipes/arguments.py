@@ -4,6 +4,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
@@ -24,6 +25,8 @@ ADDED_FILES = "/opt/sm120kit/files"
 """Where an image has the files that its recipe adds."""
 ROOT_HOME, HOME = "/root", "/home/sm120kit"
 """Homes in the container: of root, the one that configurations name, and of the user in the images of sm120kit."""
+MAX_REPOSITORY = 96
+"""Limit of the Hub for the characters of an owner, and of a name."""
 PLACES = (MODEL_DIRECTORY, ADDED_FILES, HOME, "/tmp")
 """What the container needs, beside caches; the last unless its root can be written."""
 
@@ -70,11 +73,15 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
         same = (*kept, model.get("repository") if meaning == "model" and isinstance(model, dict) else "")
         if (given.get(option) or kept[0]) not in same:
             yield f"arguments: {option} {given[option]}: in the container it is {kept[0]}; omit it, and use {remedy}"
+    repository = model.get("repository") if isinstance(model, dict) else ""
+    longest = 255 if str(repository).startswith("local/") else MAX_REPOSITORY  # the name of a folder
+    if isinstance(repository, str) and max(map(len, repository.split("/"))) > longest:
+        yield f"model.repository: {repository[:200]!r} is no name of a repository; write it as the Hub does: owner/name"
     hardware = data.get("hardware")
-    machines = str(hardware.get("nodes", 1) if isinstance(hardware, dict) else 1)
-    for option in of_recipe(name).options.get("nodes", ())[:1]:
-        if given.get(option, machines) != machines:
-            yield f"arguments: {option} {given[option]}: hardware.nodes is {machines}; omit it, or set that too"
+    machines = hardware.get("nodes", 1) if isinstance(hardware, dict) else 1
+    for option in of_recipe(name).options.get("nodes", ()):
+        if option in given and not _fits(option, given[option], machines):
+            yield f"arguments: {option} {given[option]}: hardware.nodes is {machines}; omit it, serve --nodes sets it"
     container = data.get("container")
     container = container if isinstance(container, dict) else {}
     mounts, caches = container.get("mounts"), container.get("caches", list(DEFAULT_CACHES))
@@ -82,6 +89,23 @@ def problems(data: Mapping[str, Any]) -> Iterator[str]:
     yield from _absent_files(name, argv, mounts)
     taken = PLACES[: -1 if container.get("writable_root") else None]
     yield from collisions(mounts, (*taken, *(caches if texts_only(caches) else ())))
+
+
+def _fits(option: str, value: str, machines: object) -> bool:
+    """Whether an option by which machines find each other fits their number: ``serve`` gives each one its own rank."""
+    if option == "--nnodes":
+        return value == str(machines)
+    if machines != 1:
+        return option != "--node-rank"
+    return value == "0" if option == "--node-rank" else not option.endswith("-addr") or _is_loopback(value)
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether an address, with a port or without one, is of this machine only."""
+    host = re.sub(r"^\[(.*)\](:\d*)?$|^([^:]*):\d*$", r"\1\3", address)
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 _SERVED = {
