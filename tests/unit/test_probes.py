@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -142,7 +142,8 @@ def answering(answer: Callable[[str], bytes]) -> Iterator[tuple[str, list[str]]]
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(OSError):  # the client has given up
+                self.wfile.write(body)
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
@@ -159,19 +160,21 @@ TEXT_ANSWER = json.dumps({"choices": [{"text": " one", "finish_reason": "length"
 
 
 def test_a_path_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("REQUEST_SECONDS", "TOKENIZE_SECONDS"):
-        monkeypatch.setattr(probe_session, limit, 0.3)
     ended = Event()
     with answering(lambda path: TEXT_ANSWER if "chat" in path or ended.wait(60) else b"") as (url, asked):
         session = ProbeSession(Endpoint.parse(url), "small", "seed", time.monotonic() + 60)
-        assert [session.token_ids("a") for _ in range(3)] == [None] * 3
-        answers = session.send(session.text(str(number), "a") for number in range(3))
-        assert all("0.3 s" in answer.error for answer in answers) and len(session.exchanges) == 3
+        with monkeypatch.context() as limited:
+            for limit in ("REQUEST_SECONDS", "TOKENIZE_SECONDS"):
+                limited.setattr(probe_session, limit, 0.3)
+            assert [session.token_ids("a") for _ in range(3)] == [None] * 3
+            answers = session.send(session.text(str(number), "a") for number in range(3))
         with pytest.raises(CannotBeJudged):
             KNOWN_TEXT.ask(session)
         (chat,) = session.send([session.chat("chat", "a")])
         ended.set()
-    assert not chat.error and asked == ["/tokenize", "/v1/completions", "/v1/chat/completions"]
+    assert all("0.3 s" in answer.error for answer in answers) and len(session.exchanges) == 4 and not chat.error
+    # A busy machine may not have sent a request before its time was over.
+    assert asked.count("/tokenize") <= 1 and asked.count("/v1/completions") <= 1 and "/v1/chat/completions" in asked
 
 
 def test_a_server_without_a_chat_template_is_probed_with_texts() -> None:
@@ -361,6 +364,9 @@ PROSE = (
         ("天空是蓝色的因为阳光被空气散射" * 4, WRONG),
         ("xqv blorp zint " * 3 + "kwe nuf drim tol ska vel pru gim hok " * 5, WRONG),
         ("", WRONG),
+        (f"\ufeff{PROSE}", WRONG),
+        (PROSE.replace(" ", "\u200b "), WRONG),
+        (f"{PROSE} \U0001f469\u200d\U0001f52c", OK),
     ],
 )
 def test_text(text: str, expected: ProbeVerdict) -> None:
@@ -368,9 +374,19 @@ def test_text(text: str, expected: ProbeVerdict) -> None:
     assert verdict(ANSWER_TEXT, answers) is expected
 
 
+def test_thoughts_that_a_server_does_not_send_cannot_be_judged() -> None:
+    cut = RecordedAnswer(completion_tokens=48, finish_reason="length")
+    answers = {f"question/{number}": cut for number in range(4)}
+    assert verdict(ANSWER_TEXT, answers) is UNKNOWN
+    assert verdict(REPEATED_REQUESTS, answers_by_way(cut)) is UNKNOWN, "empty answers are not the same answer"
+    assert verdict(ANSWER_TEXT, {label: replace(cut, tokens=(token("a"),)) for label in answers}) is WRONG
+    assert verdict(ANSWER_TEXT, {label: replace(cut, finish_reason="stop") for label in answers}) is WRONG
+
+
 def test_an_answer_that_was_cut_may_end_within_a_character_and_within_a_thought() -> None:
-    cut = RecordedAnswer(content=f"<think>{PROSE}\ufffd", finish_reason="length")
-    assert verdict(ANSWER_TEXT, {f"question/{number}": cut for number in range(4)}) is OK
+    for reason in ("length", None):
+        cut = RecordedAnswer(content=f"<think>{PROSE}\ufffd", finish_reason=reason)
+        assert verdict(ANSWER_TEXT, {f"question/{number}": cut for number in range(4)}) is OK
 
 
 def call(arguments: str, name: str = "get_weather") -> RecordedAnswer:

@@ -23,6 +23,8 @@ COMMON = frozenset(
     )
 )
 MARKERS = re.compile(r"<\|[a-zA-Z_]{2,30}\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>")
+UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\u2060\ufeff]")
+"""Characters without a width, and control characters."""
 UNIT, REPEATS = 8, 6
 """Longest piece in characters, and how often in a row it makes up all of an answer, that is no answer."""
 
@@ -43,9 +45,12 @@ def judge(recorded: Recorded) -> ProbeJudgement:
     for label, answer in answers.items():
         for problem in _problems(answer):
             return judged(False, f"{label}: {problem}")
-    prose = [answer for label, answer in answers.items() if label.startswith("question/")]
+    prose = list(answered(recorded, "question/").values())
     foreign = sum(_foreign(answer.text) > FOREIGN for answer in prose)
     loops = sum(_is_loop(answer.text) for answer in prose)
+    unseen = [found[0] for answer in prose if (found := UNSEEN.search(answer.text))]
+    if 2 * len(unseen) >= max(4, len(prose)):
+        return judged(False, f"{len(unseen)} of {len(prose)} answers have characters that nobody sees, such as {unseen[0]!r}")
     if 2 * foreign >= len(prose) or 2 * loops >= len(prose):
         return judged(False, f"{foreign} of {len(prose)} answers are in another script, {loops} are one piece in a row")
     words = re.findall(r"[a-z]+", " ".join(answer.text for answer in prose).lower())
@@ -60,7 +65,7 @@ def judge(recorded: Recorded) -> ProbeJudgement:
 
 
 def _problems(answer: RecordedAnswer) -> Iterator[str]:
-    whole = answer.finish_reason != "length"
+    whole = answer.finish_reason not in (None, "length")
     text = answer.text if whole else answer.text.rstrip(REPLACEMENT)
     if REPLACEMENT in text:
         yield f"{REPLACEMENT!r} stands for bytes that are not UTF-8"

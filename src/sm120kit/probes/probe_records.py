@@ -57,6 +57,11 @@ class RecordedAnswer:
         """Reasoning and answer."""
         return self.reasoning + self.content
 
+    @property
+    def said(self) -> bool:
+        """Whether there is anything to judge."""
+        return bool(self.text.strip() or self.tokens or self.tool_calls)
+
 
 @dataclass(frozen=True)
 class ProbeExchange:
@@ -140,7 +145,7 @@ def answered(recorded: Recorded, prefix: str = "") -> dict[str, RecordedAnswer]:
     """The answers to the requests whose labels start with ``prefix``.
 
     Raises:
-        CannotBeJudged: a request failed, or none has such a label.
+        CannotBeJudged: a request failed, none has such a label, or the text of all answers is missing.
     """
     selected = {label: exchange.answer for label, exchange in recorded.items() if label.startswith(prefix)}
     if not selected:
@@ -148,4 +153,8 @@ def answered(recorded: Recorded, prefix: str = "") -> dict[str, RecordedAnswer]:
     for label, answer in selected.items():
         if answer.error:
             raise CannotBeJudged(f"the request {label!r} failed: {answer.error[:200]}")
+    if all(answer.completion_tokens and answer.finish_reason == "length" and not answer.said for answer in selected.values()):
+        raise CannotBeJudged(
+            f"{len(selected)} answers have tokens, but no text: thoughts that the server does not send, or lost text"
+        )
     return selected

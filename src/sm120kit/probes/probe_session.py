@@ -145,11 +145,11 @@ class ProbeSession:
             StreamRequest(number, ask.path, {**ask.body, "model": model}, 0.0, limit, REQUEST_BYTES)
             for number, ask in enumerate(asks)
         ]
-        ended: list[EndedRequest] = []
+        ended, began = list[EndedRequest](), time.monotonic()
         client.stream_all(server, [[request] for request in requests], stall_seconds=limit, on_end=ended.append)
         answers = [answer_of(each) for each in sorted(ended, key=lambda each: each[1].prompt)]
         # Chats are asked again: a server that answers none is not probed, and one may have waited for others.
-        if not to and all(answer.error and answer.seconds > 0.9 * REQUEST_SECONDS for answer in answers):
+        if not to and time.monotonic() - began >= REQUEST_SECONDS and all(answer.error for answer in answers):
             self.silent |= {ask.path: f"{ask.path}: {answers[0].error}, before" for ask in asks if ask.path != CHAT}
         return self._recorded(asks, answers)
 
