@@ -21,7 +21,7 @@ from sm12x_lab.ptx.rewrite import RULES, TENSOR_MAP_MARK, UNPACKING_MARK, Rewrit
 from sm12x_lab.ptx.syntax import instructions
 from sm120kit.cli import app
 from sm120kit.core import process
-from sm120kit.core.errors import BadInput, NotFound, ResourceUnavailable, SystemRefused
+from sm120kit.core.errors import BadInput, CheckFailed, NotFound, ResourceUnavailable, SystemRefused
 from sm120kit.core.records import Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.cubin import fatbin
@@ -972,3 +972,9 @@ def test_program_that_hangs_with_delays_is_a_race() -> None:
     usual = races.ObservedRun(0, "a" * 64)
     report = races.search(lambda delays: never if delays.startswith("9 ") else usual, [8, 9, 10], list)
     assert report.race and (report.race.seed, report.race.differs, report.seeds) == (9, "did not end", (8, 9))
+
+
+def test_second_run_that_does_not_end_is_no_verdict() -> None:
+    runs = iter([races.ObservedRun(0, "a" * 64), races.ObservedRun(None, "")])
+    with pytest.raises(CheckFailed, match=r"no verdict.* time limit, 60 s"):
+        races.search(lambda delays: next(runs), [8], list)

@@ -77,7 +77,7 @@ def runner(command: Sequence[str], interposition: Interposition) -> Runner:
         started, environment = time.monotonic(), interposition.environment() | {DELAYS: delays}
         if not limit:
             done = process.run(command, check=False, env=environment)
-            limit = max(LEAST_SECONDS, SLOWEST * (time.monotonic() - started))
+            limit = _limit(time.monotonic() - started)
         else:
             try:
                 done = process.run_within(command, limit, env=environment)
@@ -88,11 +88,16 @@ def runner(command: Sequence[str], interposition: Interposition) -> Runner:
     return run
 
 
+def _limit(seconds: float) -> float:
+    """The time limit of a run after one of ``seconds``."""
+    return max(LEAST_SECONDS, SLOWEST * seconds)
+
+
 def search(run: Runner, seeds: Iterable[int], modules: Callable[[], Sequence[dict[str, Any]]]) -> RaceReport:
     """Run the program undelayed twice, then with each seed until a run differs; then bisect.
 
     Raises:
-        CheckFailed: the undelayed runs differ from each other or fail, so that a comparison shows nothing.
+        CheckFailed: the undelayed runs differ from each other, fail or do not end, so that a comparison shows nothing.
     """
     started, runs = time.monotonic(), 0
 
@@ -103,7 +108,13 @@ def search(run: Runner, seeds: Iterable[int], modules: Callable[[], Sequence[dic
 
     undelayed = counted("")
     seconds = round(time.monotonic() - started, 1)
-    if (again := counted("")) != undelayed:
+    if (again := counted("")).exit_code is None:
+        took = f"the first run took {seconds} s, the second was ended at the time limit, {_limit(seconds):.0f} s"
+        raise CheckFailed(
+            f"no verdict, because no two runs without delays ended: {took}",
+            "end other programs on this machine, or find out why the program hangs at times; then run it again",
+        )
+    if again != undelayed:
         raise CheckFailed(
             f"two runs without delays differ: {undelayed}; {again}",
             "fix the program's seeds, and let it print results only, not times or addresses",
