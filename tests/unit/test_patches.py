@@ -126,6 +126,16 @@ def test_no_fuzz_and_offsets_are_reported(patch_dir: PatchDirectory, tmp_path: P
         assert status.state is PatchState.CONFLICTS
 
 
+@pytest.mark.parametrize(("release", "stated"), [("4.2.0", True), ("4.2.1", True), ("4.4.2", False)])
+def test_status_states_that_a_release_has_a_fix_of_its_own(
+    release: str, stated: bool, patch_dir: PatchDirectory, tmp_path: Path
+) -> None:
+    text = patch_text(patch_dir.edit(BUILDER, 10, "ten\n")).replace(b"\nOrigin:", f"\nFixed-In: {release}\nOrigin:".encode())
+    patch_dir.put("first", text)
+    (status,) = patches.status(checkout_of(tmp_path / "r", BASE), inside(), patch_dir.root)
+    assert (status.state, f"Fixed-In {release}" in status.detail) == (PatchState.APPLIES, stated)
+
+
 def test_every_hunk_that_does_not_fit_is_listed(patch_dir: PatchDirectory, tmp_path: Path) -> None:
     """git names the first of a file only."""
     edited = changed(changed(changed(KERNEL, 5, "five\n"), 15, "fifteen\n"), 25, "twentyfive\n")

@@ -126,7 +126,8 @@ def _try_patch(index: GitIndex, patch: Patch, project: TreeProject) -> tuple[Pat
     if misplaced := [line for file in placed for line in _misplaced(index, file, project)] if moved else []:
         index.git("read-tree", before)
         return PatchState.CONFLICTS, "\n".join(misplaced)
-    return PatchState.APPLIES, "; ".join(line for file in placed for line in _offsets(file))
+    fixed = [f"Fixed-In {patch.trailer('Fixed-In')}: upstream has its own fix"] * patch.is_fixed_in(project.version)
+    return PatchState.APPLIES, "; ".join([*fixed, *(line for file in placed for line in _offsets(file))])
 
 
 def git_apply(index: GitIndex, patch: Patch, project: TreeProject, *options: str) -> Completed:
