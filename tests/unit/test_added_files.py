@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from small_engine import ENGINE, KERNELS
+from typer.testing import CliRunner
 
 from sm120kit import recipes
+from sm120kit.cli import app
 from sm120kit.core.errors import BadInput, Mismatch, Sm120kitError
 from sm120kit.recipes.added_files import MAX_BYTES, read_added
 
@@ -75,3 +77,5 @@ def test_file_that_is_another_is_refused(change: str, site: Site) -> None:
     with pytest.raises(error, match=r"x\.jinja") as caught:
         read_added(recipe)
     assert caught.value.hint
+    checked = CliRunner().invoke(app, ["recipe", "check", "vllm-9.0"]).exception
+    assert type(checked) is error and checked.message == caught.value.message

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -191,7 +192,23 @@ def test_read_rejects_missing_malformed_and_edited_files(lock: Lock, tmp_path: P
         path.write_text(data.get(content, content))
     with pytest.raises(Mismatch, match=re.escape(message)) as caught:
         lockfile.read(path)
-    assert caught.value.hint.endswith("sm120kit recipe lock vllm-0.19.1")
+    assert caught.value.hint.endswith(f"sm120kit recipe lock {tmp_path}/vllm-0.19.1.toml")
+
+
+def test_hint_of_a_recipe_by_path_locks_that_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pasted where the first command ran, it finds the recipe."""
+    (tmp_path / "my recipes").mkdir()
+    (tmp_path / "my recipes/mine-1.toml").write_text(
+        recipes.path_of("vllm-0.33.0").read_text().replace('name = "vllm-0.33.0"', 'name = "mine-1"')
+    )
+    monkeypatch.chdir(tmp_path)
+    for form in ("./my recipes/mine-1.toml", str(tmp_path / "my recipes/mine-1.toml")):
+        words = ["recipe", "lock", form]
+        for _ in range(2):
+            error = CliRunner().invoke(app, [*words, "--check", "--offline", "--state", str(tmp_path / "state")]).exception
+            assert isinstance(error, Mismatch) and "mine-1 is not locked" in error.message
+            words = shlex.split(error.hint.removeprefix("lock it: "))[1:]
+        assert words[-1] == form.removeprefix("./")
 
 
 def test_closure_is_reused_only_for_unchanged_environment(lock: Lock) -> None:

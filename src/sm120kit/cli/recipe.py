@@ -13,6 +13,7 @@ from sm120kit.core import console
 from sm120kit.core.data_roots import origin, user_repository
 from sm120kit.core.errors import Mismatch, NotFound, did_you_mean
 from sm120kit.recipes import bases, lockfile
+from sm120kit.recipes.added_files import read_added
 from sm120kit.recipes.target import resolve, resolve_each
 from sm120kit.sources.releases import Releases, Withdrawals
 
@@ -45,14 +46,16 @@ def check(
 ) -> None:
     """Validate recipes.
 
-    All problems of a file are reported at once. Of recipes that a repository of `sm120kit init` has or has locked, also prints
-    the patches that were added, changed or removed since, such as by an upgrade of sm120kit.
+    All problems of a file are reported at once; then one of its `[[files]]` that is missing or has another sha256. Of recipes
+    that a repository of `sm120kit init` has or has locked, also prints the patches that were added, changed or removed since,
+    such as by an upgrade of sm120kit.
     """
     own = user_repository()
     if own and next((own / "recipes/models").glob("*.toml"), None):
         console.warn(f"{own}/recipes/models is no longer read: `sm120kit plan` computes with a model's config.json")
     for name in names or recipes.names():
         file, recipe = recipes.load_with_path(name)
+        read_added(recipe)
         console.data(f"ok {recipe.name}")
         for change in _changes_since_locked(recipes.lock_path(file)):
             console.data(f"  since it was locked: {change}")

@@ -42,7 +42,7 @@ def _read(recipe: str, path: str, sha256: str) -> str:
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise Mismatch(
             f"{file} has sha256 {found}; files of {recipe} names {sha256}",
-            f"if the change is intended, write its sha256 in the recipe, then: sm120kit recipe lock {recipe}",
+            "if the change is intended, write its sha256 in the recipe, and lock that again",
         )
     return text
 

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -9,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from sm120kit.core import outside
-from sm120kit.core.data_roots import data_root
+from sm120kit.core.data_roots import data_root, folders
 from sm120kit.core.errors import BadInput, Mismatch, did_you_mean
 from sm120kit.core.outside import read_found
 from sm120kit.core.record_files import first_problem, record_json
@@ -166,26 +167,33 @@ def _tables_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _tables_in(argument)
 
 
+def lock_command(path: Path) -> str:
+    """The command that writes a lockfile: it names the recipe or base by path if that is not where names are looked up."""
+    name = path.name.removesuffix(".lock.json")
+    known = path.parent in (*folders("engines"), *folders("bases"))
+    return shlex.join(("sm120kit", "recipe", "lock", name if known else str(path.with_name(f"{name}.toml"))))
+
+
 def read_locked(kind: type[L], path: Path) -> tuple[L, str]:
     """Read a lockfile as a ``kind``, and return its build id, the sha256 of its text in hexadecimal, as well.
 
     Raises:
         Mismatch: the file does not exist, or its text is not what ``recipe lock`` writes.
     """
-    name = path.name.removesuffix(".lock.json")
+    name, again = path.name.removesuffix(".lock.json"), lock_command(path)
     try:
         content = read_found(path)
     except FileNotFoundError as error:
-        raise Mismatch(f"{name} is not locked: there is no {path}", f"lock it: sm120kit recipe lock {name}") from error
+        raise Mismatch(f"{name} is not locked: there is no {path}", f"lock it: {again}") from error
     except OSError as error:
-        raise Mismatch(f"{path} cannot be read: {error.strerror}", f"lock it: sm120kit recipe lock {name}") from error
+        raise Mismatch(f"{path} cannot be read: {error.strerror}", f"lock it: {again}") from error
     lock: L = _parse(kind, path, content)  # type: ignore[arg-type]
     return lock, hashlib.sha256(content).hexdigest()
 
 
 @functools.lru_cache(maxsize=16)
 def _parse(kind: type[Any], path: Path, content: bytes) -> Any:
-    hint = f"write it again: sm120kit recipe lock {path.name.removesuffix('.lock.json')}"
+    hint = f"write it again: {lock_command(path)}"
     try:
         lock = TypeAdapter(kind).validate_json(content)
     except ValidationError as error:

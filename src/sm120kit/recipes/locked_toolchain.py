@@ -131,7 +131,7 @@ def tvm_ffi(target: FlashInferTarget, machine: str = "", *, unpack: bool = True)
     if not wheels:
         raise RequirementMissing(
             f"{target.recipe.name} is not locked and {FFI}, which its modules are compiled with, is not installed",
-            f"lock it: sm120kit recipe lock {target.argument}",
+            f"lock it: {target.lock_command}",
         )
     directory = _unpack(target, wheels, machine) if unpack else _unpacked(target, wheels)
     return TvmFfi(wheels[0].version, directory / "tvm_ffi")

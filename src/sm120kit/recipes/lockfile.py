@@ -184,22 +184,22 @@ def _require_no_known_bad(recipe: Recipe, closures: Sequence[Closure]) -> None:
         if (bad.distribution, Version(bad.version)) in locked:
             raise BadInput(
                 f"{recipe.name}: {bad.distribution} {bad.version} is known to be bad: {bad.reason}",
-                f"lock it again: sm120kit recipe lock {recipe.name}",
+                "lock the recipe again with `sm120kit recipe lock`, which leaves that version out",
             )
 
 
-def require_patched(recipe: Recipe, closures: Sequence[Closure]) -> None:
+def require_patched(target: Target, closures: Sequence[Closure]) -> None:
     """Require that the wheels which are to be patched are among the locked ones.
 
     Raises:
         BadInput: one is not.
     """
     locked = {(wheel.filename, wheel.sha256) for closure in closures for wheel in closure.wheels}
-    for patched in recipe.patched:
+    for patched in target.recipe.patched:
         if closures and (patched.wheel, patched.sha256) not in locked:
             raise BadInput(
-                f"{recipe.name}: patched names {patched.wheel}, sha256 {patched.sha256}, which is not among its locked wheels",
-                f"pin that version in environment.requires, or correct the table; then: sm120kit recipe lock {recipe.name}",
+                f"{target.recipe.name}: patched names {patched.wheel}, sha256 {patched.sha256}, not one of its locked wheels",
+                f"pin that version in environment.requires, or correct the table; then: {target.lock_command}",
             )
 
 
@@ -271,7 +271,7 @@ def verify(target: Target) -> Lock:
     if changes:
         raise Mismatch(
             "\n  ".join([f"the lockfile of {target.recipe.name} is outdated or was edited (-) and would be (+):", *changes]),
-            f"if the change is intended, lock it again: sm120kit recipe lock {target.argument}; otherwise undo it",
+            f"if the change is intended, lock it again: {target.lock_command}; otherwise undo it",
         )
     return current
 
@@ -285,7 +285,7 @@ def current_lock(target: Target, closures: Sequence[Closure]) -> Lock:
         BadInput: the base has another Python than the recipe, or a wheel that is to be patched is not locked.
     """
     flashinfer = target.flashinfer
-    require_patched(target.recipe, closures)
+    require_patched(target, closures)
     read_added(target.recipe)
     rests_on = "" if target is flashinfer else f"{flashinfer.recipe.name} {flashinfer.build_id}"
     trees = flashinfer.source.series_tree, *target.python_trees(closures)

@@ -19,6 +19,7 @@ from sm120kit.patches.local import apply_local, owner
 from sm120kit.patches.mails import ForeignPatch
 from sm120kit.patches.patch_records import AppliedPatch, PatchedTree, PatchStatus, TreeProject, projects_in_tree
 from sm120kit.recipes import lockfile
+from sm120kit.recipes.load import lock_command
 from sm120kit.recipes.recipe_records import Closure, Lock, LockedFile
 from sm120kit.recipes.schema import EngineRecipe, FlashInferRecipe, Recipe
 from sm120kit.sources.run_options import Options
@@ -131,6 +132,11 @@ class Target:
     def argument(self) -> str:
         """The recipe as an argument of commands. See :func:`argument`."""
         return argument(self.path)
+
+    @property
+    def lock_command(self) -> str:
+        """The command that locks the recipe."""
+        return lock_command(self.lock_path)
 
     @property
     def lock_path(self) -> Path:
@@ -395,7 +401,7 @@ def require_source(target: Target, project: str = "") -> PatchSource:
     if not target.sources:
         raise Mismatch(
             f"{name} is not locked, and the source of {target.recipe.engine} is its locked wheel",
-            f"lock it: sm120kit recipe lock {target.argument}",
+            f"lock it: {target.lock_command}",
         )
     every = ", ".join(part.project for source in target.sources for part in source.projects)
     raise NotFound(f"{name} has no source of {project}", f"it has sources of {every}")

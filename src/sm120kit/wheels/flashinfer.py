@@ -208,9 +208,8 @@ def _verified_lock(target: FlashInferTarget) -> Lock | None:
     """The lockfile of a target; None, with a message, if the recipe is not locked."""
     if target.lock_path.is_file():
         return target.lock
-    name = target.argument
     reporting.info(
-        f"{name} is not locked: this build cannot be compared with earlier ones; lock it: sm120kit recipe lock {name}"
+        f"{target.argument} is not locked: this build cannot be compared with earlier ones; lock it: {target.lock_command}"
     )
     return None
 
