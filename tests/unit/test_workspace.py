@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from sm120kit.core import archives, console, reporting
-from sm120kit.core.atomic_writes import write_atomic, write_together
+from sm120kit.core.atomic_writes import replacing, write_atomic, write_together
 from sm120kit.core.digests import digest_of, file_sha256
 from sm120kit.core.disk import full, require_new, require_output_directory, require_writable
 from sm120kit.core.errors import BadRecord, NotFound, NotTrusted, SystemRefused
@@ -363,14 +363,37 @@ def test_write_atomic_to_pipe(tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_write_atomic_to_standard_output_in_a_file(tmp_path: Path) -> None:
-    """As root too, the link in /dev stays."""
-    program = (
-        "from pathlib import Path; from sm120kit.core.atomic_writes import *; write_atomic(Path('/dev/stdout'), b'content')"
-    )
-    with (tmp_path / "output").open("wb") as output:
-        subprocess.run([sys.executable, "-c", program], stdout=output, check=True)
-    assert (tmp_path / "output").read_bytes() == b"content" and Path("/dev/stdout").is_symlink()
+@pytest.mark.parametrize("name", ["dev/stdout", "link/stdout", "link/../dev/stdout"])
+def test_standard_output_in_a_file_is_appended_to(name: str, tmp_path: Path) -> None:
+    """Whoever may write in /dev: the link there stays. The directory is another, so that a fault does not harm the machine."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/stdout").symlink_to("/proc/self/fd/1")
+    (tmp_path / "link").symlink_to("dev")
+    program = f"""
+from pathlib import Path
+from sm120kit.core import atomic_writes
+atomic_writes.STREAMS = (Path("dev").resolve(), Path("/proc"))
+atomic_writes.write_atomic(Path({name!r}), b"content")
+with atomic_writes.replacing(Path({name!r})) as file:
+    file.write(b" and more")
+"""
+    (tmp_path / "output").write_bytes(b"before; ")
+    with (tmp_path / "output").open("ab") as output:
+        subprocess.run([sys.executable, "-c", program], stdout=output, check=True, cwd=tmp_path)
+    assert (tmp_path / "output").read_bytes() == b"before; content and more"
+    assert (tmp_path / "dev/stdout").is_symlink()
+
+
+def test_what_replaces_a_file_is_written_to_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "image.tar"
+    os.mkfifo(pipe)
+    with pytest.raises(SystemRefused, match="cannot write"), replacing(pipe):
+        pass
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with replacing(pipe) as file:
+        file.write(b"content")
+    assert os.read(reader, 100) == b"content" and pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
+    os.close(reader)
 
 
 @pytest.mark.parametrize("write", [write_atomic, lambda path, content: write_together({path: content})])

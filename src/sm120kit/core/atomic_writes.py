@@ -12,6 +12,9 @@ from sm120kit.core.disk import disk_errors
 from sm120kit.core.errors import SystemRefused
 from sm120kit.core.outside import file_problem
 
+STREAMS = (Path("/dev"), Path("/proc"))
+"""Directories in which a file such as ``stdout`` stands for one that is open, and is written to, not replaced."""
+
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replace a file atomically. A device or pipe such as ``/dev/null`` is written to, not replaced by a file."""
@@ -19,27 +22,36 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     with disk_errors(path):
         if path.is_dir():
             raise SystemRefused(f"cannot write {path}: it is a directory", "name a file")
-        if path.exists() and (not path.is_file() or path.parent == Path("/dev")):  # /dev/stdout may be a file
-            _write_device(path, content)
-            return
         with replacing(path, mode) as file:
             file.write(content)
 
 
-def _write_device(path: Path, content: bytes) -> None:
-    """Write to a device or pipe; a FIFO that nobody reads is refused at once."""
+def _is_stream(path: Path) -> bool:
+    """Whether a path is a device or pipe, or a name of standard output, which may be a file."""
+    parent = path.parent.resolve()
+    return path.exists() and (not path.is_file() or parent == STREAMS[0] or parent.is_relative_to(STREAMS[1]))
+
+
+def _open_stream(path: Path) -> IO[bytes]:
+    """Open a device or pipe to write; a FIFO that nobody reads is refused at once."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise SystemRefused(f"cannot write {path}: {error.strerror}", "name a file, or a pipe that is read") from error
     os.set_blocking(handle, True)
-    with os.fdopen(handle, "wb", buffering=0) as device:
-        device.write(content)
+    stream = os.fdopen(handle, "wb")
+    if stream.seekable():  # a file that others write to before and after
+        stream.seek(0, os.SEEK_END)
+    return stream
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """A new file that replaces ``path`` when the block ends, and is removed if it fails."""
+    """A new file that replaces ``path`` when the block ends, and is removed if it fails; a device or pipe itself."""
+    if _is_stream(path):
+        with _open_stream(path) as stream:
+            yield stream
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".partial")
     temporary = Path(name)
