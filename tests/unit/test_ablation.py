@@ -93,6 +93,11 @@ def test_configuration_with_an_option() -> None:
     drafts = json.loads(sampled.option("--speculative-config") or "")
     assert drafts == {"method": "mtp", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}
     assert ablation.configured(CONFIGURATION, known["no-speculation"]).speculation is None
+    drafting = [
+        configurations.load(f"qwen3.{name}") for name in ("5-122b-nvfp4-2x-rtx-pro-6000-b12x", "8-27b-nvfp4-1x-rtx-5090")
+    ]
+    having = [{each.name for each in reported.ablations(one)} & {"sampled-drafts"} for one in drafting]
+    assert having == [{"sampled-drafts"}, set()], "SGLang samples drafts of MTP layers, and ignores the option with DFLASH"
     four = configurations.load("glm-5.3-flash-nvfp4-4x-rtx-pro-6000")
     ipc = ablation.configured(four, reported.ablations_named(four, ["pcie-ipc"])[0])
     assert ipc.environment == {**four.environment, "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}

@@ -111,7 +111,7 @@ class Ablation(Strict):
 
     ``engine`` is the start of a recipe's name, ``gpus`` the numbers of GPUs in one machine, none for all. ``key`` is a word
     that configurations with the option have in their arguments. ``speculation`` and ``experts`` are what it requires,
-    ``methods`` the methods of speculation, all if empty.
+    ``methods`` the methods of speculation in lower case, all if empty.
     """
 
     name: Name
@@ -140,7 +140,7 @@ class Ablation(Strict):
             not self.is_in(configuration)
             and configuration.engine.startswith(self.engine)
             and (not self.gpus or gpus in self.gpus)
-            and (not self.speculation or (drafts is not None and (not self.methods or drafts.method in self.methods)))
+            and (not self.speculation or (drafts is not None and (not self.methods or drafts.method.lower() in self.methods)))
             and (not self.experts or bool(EXPERTS.search(configuration.model.repository)))
         )
 
