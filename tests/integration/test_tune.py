@@ -11,10 +11,17 @@ from typing import Any
 
 import containers
 import pytest
+from typer.testing import CliRunner
 
-from sm120kit.recipes import configurations
-from sm120kit.serving import Service, allreduce, launch
+from sm120kit.cli import app
+from sm120kit.core.errors import BadInput
+from sm120kit.core.workspace import Workspace
+from sm120kit.images.image_records import Image, VerifiedImage
+from sm120kit.images.published_images import Source
+from sm120kit.recipes import configurations, load_engine
+from sm120kit.serving import Device, Service, allreduce, launch
 from sm120kit.serving._container import Mount
+from sm120kit.serving.resolve import ResolvedLaunch, ServerLocation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "image_programs"))
 import allreduce as program  # type: ignore[import-not-found]  # in the image
@@ -50,6 +57,38 @@ def test_its_container_is_known_by_its_labels_and_removed(tmp_path: Path, monkey
     assert {"sm120kit.gpus=2,3", f"sm120kit.record={label}"} <= set(run) and secret == "s3cret"
     assert not any("s3cret" in word or "password" in word or "/models/x" in word for word in run)
     assert f"--filter=label=sm120kit.record={label}" in listing and removal == ["rm", "--force", "our-id"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_command_prints_json_alone_and_keeps_no_result_if_no_method_works(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch is of this test; docker answers as the program in the image does."""
+    (tmp_path / "docker").write_text(
+        DOCKER.replace("{python}", sys.executable).replace('"wrong": 0', f'"wrong": {int(broken)}')
+    )
+    (tmp_path / "docker").chmod(0o755)
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    image = VerifiedImage(Image("sha256:1", "c" * 64, "linux/amd64", (), {}, "", 1), "some/image:tag", "", (), {})
+    configuration, workspace = configurations.load(TWO), Workspace.open(tmp_path / "state")
+    gpus = (Device(2, "RTX PRO 6000", 1), Device(3, "RTX PRO 6000", 1))
+    engine = load_engine(configuration.engine)
+    resolved = ResolvedLaunch(configuration, engine, image, None, gpus, ServerLocation(), Source(tmp_path))  # type: ignore[arg-type]
+    service = Service("s", "sha256:1", ("serve",), {}, (), (2, 3), 1, False, {}, 8000)
+    monkeypatch.setattr("sm120kit.cli.tune.resolve", lambda *arguments: resolved)
+    monkeypatch.setattr(launch, "require_daemon", lambda *arguments: None)
+    monkeypatch.setattr(launch, "idle_service", lambda *arguments: service)
+    earlier = allreduce.AllReduceRecord("c" * 64, resolved.gpu_names, 64, (), "custom")
+    path = allreduce.store(earlier, configuration, workspace)
+    arguments = ["tune", TWO, "--model", str(tmp_path), "--state", str(tmp_path / "state"), "--json"]
+    ran = CliRunner().invoke(app, arguments)
+    if broken:
+        assert isinstance(ran.exception, BadInput) and not path.exists()
+        return
+    record = json.loads(ran.stdout)
+    assert record["gpus"] == ["2: RTX PRO 6000", "3: RTX PRO 6000"] and len(record["measured"]) == 5
+    assert allreduce.selected("auto", configuration, "c" * 64, resolved.gpu_names, workspace) == record["best"] == "nccl"
 
 
 PYTHON = r"""

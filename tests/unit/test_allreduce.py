@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sm120kit.core import reporting
 from sm120kit.core.errors import BadInput, NotFound, RequirementMissing
 from sm120kit.core.workspace import Workspace
 from sm120kit.recipes import configurations
@@ -77,7 +80,13 @@ def test_a_problem_is_never_best(line: dict[str, Any] | None) -> None:
 
 
 def test_serve_uses_what_was_measured_in_this_image_on_these_gpus(tmp_path: Path) -> None:
-    configuration, workspace, gpus = configurations.load(TWO), Workspace.open(tmp_path / "state"), ("RTX PRO 6000",) * 2
+    configuration, workspace, gpus = (
+        configurations.load(TWO),
+        Workspace.open(tmp_path / "state"),
+        ("0: RTX PRO 6000", "1: RTX PRO 6000"),
+    )
+
+    reported: list[str] = []
 
     def selected(choice: str = "auto", image: str = "1" * 64, gpus: tuple[str, ...] = gpus) -> str:
         return allreduce.selected(choice, configuration, image, gpus, workspace)
@@ -86,8 +95,17 @@ def test_serve_uses_what_was_measured_in_this_image_on_these_gpus(tmp_path: Path
     record = allreduce.AllReduceRecord("1" * 64, gpus, 64, (), "pcie-ipc")
     path = allreduce.store(record, configuration, workspace)
     assert selected() == "pcie-ipc" and selected("nccl") == "nccl"
-    assert selected(gpus=("RTX 5090",) * 2) == selected(image="") == selected(image="2" * 64) == allreduce.DEFAULT
+    assert selected(gpus=("0: RTX 5090", "1: RTX 5090")) == selected(image="") == selected(image="2" * 64) == allreduce.DEFAULT
+    for others in (gpus[::-1], ("2: RTX PRO 6000", "3: RTX PRO 6000")):
+        assert selected(gpus=others) == allreduce.DEFAULT
     path.write_text("{")
+    assert selected() == allreduce.DEFAULT
+    os.truncate(path, allreduce.LIMIT_BYTES + 1)
+    with reporting.use(SimpleNamespace(warn=reported.append)):  # type: ignore[arg-type]
+        assert selected() == allreduce.DEFAULT
+    assert "more than 1 MiB" in reported[0] and str(path) in reported[0]
+    path.unlink()
+    os.mkfifo(path)
     assert selected() == allreduce.DEFAULT
     with pytest.raises(NotFound, match="ring"):
         selected("ring")

@@ -216,7 +216,8 @@ def run_(
         _require_options_of_config(target, running, launched)
     else:
         _require_options_of_url(launched)
-    options = ablation.options(configuration, launched.ablate.split(",")) if configuration and launched.ablate else ()
+    named_options = [name.strip() for name in launched.ablate.split(",")]
+    options = ablation.options(configuration, named_options) if configuration and launched.ablate else ()
     restarts = launched.restarts or (RESTARTS if options else 0)
     stated = bench_environment.given_values(given or [])
     served = Served() if configuration else running.served(target)

@@ -10,7 +10,7 @@ from sm120kit.cli.serve import Image
 from sm120kit.core import console
 from sm120kit.recipes import arguments, configurations
 from sm120kit.serving import allreduce, launch, model_download
-from sm120kit.serving.allreduce import AllReduceRecord
+from sm120kit.serving.allreduce import DEFAULT, AllReduceRecord
 from sm120kit.serving.resolve import ServerLocation, resolve
 
 
@@ -32,7 +32,7 @@ def tune(
     configuration = configurations.load(config, arguments.problems)
     allreduce.measurable(configuration)
     workspace = sources.workspace()
-    resolved = resolve(configuration, image, images.source(), ServerLocation(serving.free_port()), workspace)
+    resolved = resolve(configuration, image, images.source(), ServerLocation(serving.free_port(), allreduce=DEFAULT), workspace)
     launch.require_daemon(resolved, workspace)
     if model is None:
         needed = model_download.plan(configuration, "", offline=False)
@@ -48,8 +48,9 @@ def tune(
         with console.step(f"measure {method} on {len(service.gpus)} GPUs, {len(sizes)} sizes"):
             measured.append(allreduce.measure(service, label, method, known[method].environment, request))
     assert resolved.image is not None
-    names, found = tuple(gpu.name for gpu in resolved.gpus), tuple(measured)
-    record = AllReduceRecord(resolved.image.image.content, names, hidden, found, allreduce.best(found))
+    found = tuple(measured)
+    allreduce.record_file(configuration, workspace).unlink(missing_ok=True)  # if none works, no earlier result may be used
+    record = AllReduceRecord(resolved.image.image.content, resolved.gpu_names, hidden, found, allreduce.best(found))
     path = allreduce.store(record, configuration, workspace)
     if json:
         console.json_data(record)
@@ -57,7 +58,7 @@ def tune(
         _show(record)
         console.data(f"serve {configuration.name} uses {record.best}")
         console.info(f"record: {path}")
-    console.data("unverified on SM120")
+        console.data("unverified on SM120")
 
 
 def _show(record: AllReduceRecord) -> None:

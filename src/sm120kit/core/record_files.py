@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm120kit.core.atomic_writes import write_atomic
 from sm120kit.core.errors import BadRecord
-from sm120kit.core.outside import read_input
+from sm120kit.core.outside import MAX_INPUT_BYTES, read_input
 from sm120kit.core.records import json_text
 from sm120kit.core.secrets import masked_json
 
@@ -32,8 +32,8 @@ def write_record(path: Path, record: object) -> None:
     write_atomic(path, document.encode(errors="replace"))
 
 
-def read_record(kind: type[T], path: Path, name: str = "") -> T:
-    """Read a record as its dataclass. Errors call it ``name`` instead of the name of the class.
+def read_record(kind: type[T], path: Path, name: str = "", limit: int = MAX_INPUT_BYTES) -> T:
+    """Read a record of at most ``limit`` bytes as its dataclass. Errors call it ``name`` instead of the name of the class.
 
     Raises:
         BadRecord: it is damaged, or was written by another version.
@@ -42,7 +42,7 @@ def read_record(kind: type[T], path: Path, name: str = "") -> T:
     from pydantic import ValidationError
 
     try:
-        record: T = _adapter(kind).validate_json(read_input(path))  # type: ignore[arg-type]  # a class is hashable
+        record: T = _adapter(kind).validate_json(read_input(path, limit))  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         raise BadRecord(
             f"{path} is not {name or f'a {kind.__name__} record'}: {first_problem(error)}",

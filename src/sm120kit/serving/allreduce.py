@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from sm120kit.core import process
+from sm120kit.core import process, reporting
 from sm120kit.core.data_roots import data_root
 from sm120kit.core.errors import BadInput, BadRecord, NotFound, RequirementMissing
 from sm120kit.core.outside import parse_json
@@ -33,7 +33,7 @@ PROGRAM = "allreduce.py"
 TARGET = f"/sm120kit/{PROGRAM}"
 SETUP_SECONDS, STEP_SECONDS = 300, 30
 """Limits of tuning, which may compile, and of each step after it."""
-LIMIT_BYTES = 1_000_000
+LIMIT_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,10 @@ class AllReduceRequest:
 
 @dataclass(frozen=True)
 class AllReduceRecord:
-    """Measurements on the GPUs with these names, in the image with this content; ``best`` is the fastest without a problem."""
+    """Measurements in the image with this content, on these GPUs; ``best`` is the fastest without a problem.
+
+    Of each GPU the number, as nvidia-smi counts, and the name: another pair of the same kind may be connected otherwise.
+    """
 
     image: str
     gpus: tuple[str, ...]
@@ -227,11 +230,27 @@ def selected(choice: str, configuration: Configuration, image: str, gpus: tuple[
     """
     known = methods(configuration)
     if choice == "auto":
-        try:
-            record = read_record(AllReduceRecord, record_file(configuration, workspace))
-        except (OSError, BadRecord):
-            return DEFAULT
-        return record.best if (record.image, record.gpus) == (image, gpus) and record.best in known else DEFAULT
+        return _tuned(configuration, image, gpus, workspace)
     if choice not in known:
         raise NotFound(f"{configuration.name} has no all-reduce {choice!r}", f"--allreduce takes auto, {', '.join(known)}")
     return choice
+
+
+def _tuned(configuration: Configuration, image: str, gpus: tuple[str, ...], workspace: Workspace) -> str:
+    """The best of the record, and why it is not used; nothing is reported where there is none."""
+    path, again = record_file(configuration, workspace), f"`sm120kit tune {configuration.name}` measures again"
+    try:
+        record = read_record(AllReduceRecord, path, "a result of sm120kit tune", LIMIT_BYTES)
+    except FileNotFoundError:
+        return DEFAULT
+    except (OSError, BadRecord) as error:
+        why = error.message if isinstance(error, BadRecord) else f"{path}: {error.strerror}"
+        reporting.warn(f"the engine's own all-reduce is used: {why}; {again}")
+        return DEFAULT
+    if (record.image, record.gpus) != (image, gpus) or record.best not in methods(configuration):
+        reporting.info(
+            f"the engine's own all-reduce is used: {path} is of another image, other GPUs or other arguments; {again}"
+        )
+        return DEFAULT
+    reporting.info(f"all-reduce: {record.best}, by {path}")
+    return record.best

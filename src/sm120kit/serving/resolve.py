@@ -72,6 +72,11 @@ class ResolvedLaunch:
     allreduce: str = allreduce.DEFAULT
 
     @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """The GPUs with their numbers, as records name them."""
+        return tuple(f"{gpu.number}: {gpu.name}" for gpu in self.gpus)
+
+    @property
     def image_name(self) -> str:
         """What a container is started from."""
         if self.published:
@@ -139,9 +144,8 @@ def resolve(
                 f"{resolved.image.reference} is for {resolved.image.image.platform}, and this machine is {own}",
                 "sm120kit config list has configurations with other engines",
             )
-    names = tuple(gpu.name for gpu in resolved.gpus)
     image_content = resolved.image.image.content if resolved.image else ""
-    method = allreduce.selected(location.allreduce, configuration, image_content, names, workspace)
+    method = allreduce.selected(location.allreduce, configuration, image_content, resolved.gpu_names, workspace)
     return replace(resolved, allreduce=method)
 
 
