@@ -98,6 +98,7 @@ REJECTED = (
     (["--no_such_option.x", "1"], "unknown argument --no-such-option"),
     (["--max-model-len.x", "1"], "invalid"),
     (["--speculative-config.method"], "expected one argument"),
+    (["--speculative-config.draft_lm_head_quantization", "int8"], "'fp8' or 'nvfp4'"),
     ([f"--speculative-config{'.x' * 50_000}", "1"], "expected one argument"),
 )
 

@@ -205,7 +205,8 @@ def _object(text: str, known: Mapping[str, Schema], convert: Callable[[str], obj
         try:
             SchemaValidator(_pydantic(known[key], known[key].get("$defs", {}))).validate_python(value)
         except ValidationError as error:
-            why = error.errors(include_url=False)[-1]["msg"]
+            problems = error.errors(include_url=False)
+            why = next((each["msg"] for each in problems[::-1] if each["type"] != "none_required"), problems[-1]["msg"])
             raise argparse.ArgumentTypeError(f"{key[:80]} is {repr(value)[:80]}: {why[:200]}") from error
     return table
 
