@@ -132,6 +132,11 @@ def one_piece(document: dict[str, Any], stream: bool) -> dict[str, Any]:
     return _with_text(document, lambda text: "!" * len(text))
 
 
+def unseen_characters(document: dict[str, Any], stream: bool) -> dict[str, Any]:
+    """A character without a width before each blank."""
+    return _with_text(document, lambda text: text.replace(" ", "\u200b "))
+
+
 ANSWER_FAULTS: dict[str, Damage] = {
     "top-k-off-by-one": top_k_off_by_one,
     "logits-as-logprobs": logits_as_logprobs,
@@ -149,4 +154,5 @@ ANSWER_FAULTS: dict[str, Damage] = {
     "broken-characters": broken_characters,
     "other-script": other_script,
     "one-piece": one_piece,
+    "unseen-characters": unseen_characters,
 }

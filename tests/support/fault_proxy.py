@@ -26,6 +26,7 @@ class Seen:
         self.lock, self.random = threading.Lock(), random.Random(0)
         self.running, self.left_over = 0, ""
         self.answers: dict[Any, bytes] = {}
+        self.other = b""
 
 
 Change = Callable[[dict[str, Any], Seen], object]
@@ -97,7 +98,9 @@ CACHE_FAULTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "proxy-answer-of-prefix": lambda body: (json.dumps(body.get("messages") or body.get("prompt"))[:200], body.get("stream")),
 }
 """Faults of a cache of answers: by the length of a prompt, by its begin."""
-PROXY_FAULTS = (*REQUEST_FAULTS, *CACHE_FAULTS, *ANSWER_FAULTS)
+OTHER = "proxy-answer-of-other"
+"""A request of several at once gets the answer of the one that ended before it."""
+PROXY_FAULTS = (*REQUEST_FAULTS, *CACHE_FAULTS, OTHER, *ANSWER_FAULTS)
 
 
 @contextmanager
@@ -167,6 +170,9 @@ def fault_proxy(server: str, fault: str = "") -> Iterator[str]:
                 answer, kind = response.read(), "application/json"
                 if damage is not None and response.status == 200:
                     answer = json.dumps(damage(json.loads(answer), False)).encode()
+            if fault == OTHER and seen.running > 1:
+                with seen.lock:
+                    answer, seen.other = seen.other or answer, answer
             if key is not None and response.status == 200:
                 answer = seen.answers.setdefault(key, answer)
             self.reply(response.status, kind, answer)
