@@ -1,7 +1,7 @@
 """``pytest --sm12x``: run tests for SM120 on a Hopper GPU, and fail those whose kernels are not verified.
 
-pytest starts again under ``sm12x-lab run --strict``. There, a test fails if a module was refused while it ran: one that SM120
-cannot load, that has no replacement, or that would have run code for Hopper.
+pytest starts again under ``sm12x-lab run --strict``. There, a test fails if a module was refused while it ran, or while its
+fixtures did: one that SM120 cannot load, that has no replacement, or that would have run code for Hopper.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pytest
 from sm12x_lab.ptx.images import RUN_DIRECTORY
 
 _LABORATORY = "from sm12x_lab.cli import main; main()"
-_REFUSED = ("refused ", "launch ", "shared ")
+_STRICT = "SM120KIT_PTX_STRICT"
+_REFUSED = ("refused ", "launch ", "shared ", "map ")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,10 +28,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Start pytest again under ``sm12x-lab run``, unless this is that pytest."""
-    if not config.getoption("--sm12x") or RUN_DIRECTORY in os.environ:
+    """Start pytest again under ``sm12x-lab run``, unless a run has started it, which becomes strict."""
+    if not config.getoption("--sm12x"):
         return None
+    from sm12x_lab.ptx.interposed import LIBRARY
     from sm120kit.core import process
+
+    if RUN_DIRECTORY in os.environ and LIBRARY in Path("/proc/self/maps").read_text(errors="replace"):
+        os.environ[_STRICT] = "1"
+        return None
 
     again = (sys.executable, "-m", "pytest", *config.invocation_params.args)
     return process.run_attached([sys.executable, "-c", _LABORATORY, "run", "--strict", "--", *again])
@@ -38,12 +44,21 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Fail a test that passed although the preloaded driver refused something that it requested."""
+    """Fail a test that passed, or skips itself, although the preloaded driver refused something that it requested."""
     under_test = bool(item.config.getoption("--sm12x"))
     before = len(_refused()) if under_test else 0
-    yield
+    skipped = None
+    try:
+        yield
+    except pytest.skip.Exception as reason:
+        skipped = reason
     if under_test and (new := _refused()[before:]):
         pytest.fail(f"not verified for SM120; refused: {'; '.join(new)}", pytrace=False)
+    if skipped:
+        raise skipped
+
+
+pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
 
 
 def _refused() -> list[str]:

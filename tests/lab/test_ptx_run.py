@@ -853,6 +853,17 @@ def test_module_for_hopper_is_left_alone(runner: Runner, modules: Path) -> None:
     assert (runner.records / "module").read_bytes() == (modules / "hopper.fatbin").read_bytes()[:64]
 
 
+def test_module_without_kernels_verifies_nothing(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    """Such as one of data, or of functions that were linked elsewhere, beside kernels that run as code for Hopper."""
+    file, receipt = tmp_path / "data.ptx", tmp_path / "receipt.json"
+    file.write_text(".version 8.8\n.target sm_120a\n.address_size 64\n.visible .global .b32 data;\n")
+    both = f"{PRINTED}print(cuda.cuModuleLoadData(ctypes.byref(module), pathlib.Path(sys.argv[3]).read_bytes()))"
+    words = (file, "cuModuleLoadData", modules / "hopper-and-code.fatbin")
+    done = runner.command(both, *words, options=("--receipt", receipt))
+    assert (done.returncode, done.stdout) == (51, "0\n0\n"), done.stderr
+    assert "1 modules for SM12x with 0 kernels rewritten" in done.stderr and not receipt.exists()
+
+
 def test_refused_module_fails_a_program_that_succeeds(runner: Runner, modules: Path) -> None:
     program = PROGRAM.replace("sys.exit(", "print(")
     done = runner.command(program, modules / "kernel.cubin", "cuModuleLoadData")
@@ -918,7 +929,8 @@ def test_race_is_bisected_to_its_site(runner: Runner, modules: Path) -> None:
     fails = runner.command(f"{PRINTED}sys.exit(3)", *words, options=("--perturb", "1,1"))
     assert fails.returncode == 51 and "fails without delays: exit code 3" in fails.stderr and not fails.stdout
     assert runner.command("", options=("--perturb", "1")).returncode == 51  # no module
-    assert runner.command("", options=("--perturb", "1,0")).returncode == 11
+    for wrong in ("1,0", "", "1,1001", "-1", "1,2,3", "2147483648", "x"):
+        assert runner.command("", options=("--perturb", wrong)).returncode == 11
 
 
 def test_modules_that_no_delay_reaches_are_named(runner: Runner, modules: Path) -> None:
@@ -934,7 +946,7 @@ def test_modules_that_no_delay_reaches_are_named(runner: Runner, modules: Path) 
 # ---- the plug-in of pytest
 
 TESTS = """
-import ctypes, pathlib
+import ctypes, pathlib, pytest
 cuda, module = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
 def load(name):
     return cuda.cuModuleLoadData(ctypes.byref(module), (pathlib.Path("MODULES") / name).read_bytes() + b"\\0")
@@ -942,25 +954,75 @@ def test_ptx(): assert load("kernel.ptx") == 0
 def test_hopper(): load("hopper-and-code.fatbin")
 def test_machine_code(): load("kernel.cubin")
 def test_wrong(): assert load("kernel.ptx") == 1
+def test_skips(): load("kernel.cubin") and pytest.skip("not supported")
+def test_map():
+    two = ctypes.c_uint64 * 2
+    assert cuda.cuTensorMapEncodeTiled(bytes(128), 13, 1, None, two(3, 1), two(), two(32, 1), two(1, 1), 0, 0, 0, 0) == 1
+@pytest.fixture
+def before(): load("kernel.cubin")
+def test_before(before): pass
+@pytest.fixture
+def after():
+    yield
+    load("kernel.cubin")
+def test_after(after): pass
 """
+
+PLUGIN = ("-p", "sm12x_lab.pytest_plugin", "-p", "no:cacheprovider", "--sm12x", "-v", "test_kernels.py")
+
+
+def under_pytest(
+    runner: Runner, modules: Path, directory: Path, *options: str, run: Sequence[object] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """``pytest --sm12x`` of ``TESTS``, started by the command ``run``."""
+    (directory / "test_kernels.py").write_text(TESTS.replace("MODULES", str(modules)))
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(runner.driver), "STUB_RECORDS": str(runner.records)}
+    env |= {"SM120KIT_STATE": str(runner.records / "state"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **variables}
+    words = [str(word) for word in (*run, sys.executable, "-m", "pytest", *PLUGIN, *options)]
+    return subprocess.run(words, env=env, cwd=directory, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
     ("chosen", "code", "outcomes"),
     [
-        ("test_ptx", 0, {"test_ptx": "PASSED"}),
-        ("test_", 1, {"test_ptx": "PASSED", "test_hopper": "FAILED", "test_machine_code": "FAILED", "test_wrong": "FAILED"}),
+        ("test_ptx", 0, {"test_ptx": {"PASSED"}}),
+        (
+            "test_",
+            1,
+            {
+                "test_ptx": {"PASSED"},
+                **{f"test_{name}": {"FAILED"} for name in ("hopper", "machine_code", "wrong", "skips", "map")},
+                "test_before": {"ERROR"},
+                "test_after": {"PASSED", "ERROR"},
+            },
+        ),
     ],
 )
-def test_pytest_plugin(runner: Runner, modules: Path, tmp_path: Path, chosen: str, code: int, outcomes: dict[str, str]) -> None:
-    """Tests run under the preloaded driver; those with modules that are not verified fail, whatever they assert."""
-    (tmp_path / "test_kernels.py").write_text(TESTS.replace("MODULES", str(modules)))
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    words = ["-p", "sm12x_lab.pytest_plugin", "-p", "no:cacheprovider", "--sm12x", "-v", "-k", chosen, "test_kernels.py"]
-    env = {**os.environ, "LD_LIBRARY_PATH": str(runner.driver), "STUB_RECORDS": str(runner.records)}
-    env |= {"SM120KIT_STATE": str(runner.records / "state"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run([sys.executable, "-m", "pytest", *words], env=env, cwd=tmp_path, capture_output=True, text=True)
+def test_pytest_plugin(
+    runner: Runner, modules: Path, tmp_path: Path, chosen: str, code: int, outcomes: dict[str, set[str]]
+) -> None:
+    """Tests run under the preloaded driver; those with modules that are not verified fail, whatever they assert.
+
+    So do those whose fixtures load them.
+    """
+    done = under_pytest(runner, modules, tmp_path, "-k", chosen)
     assert done.returncode == code, done.stdout + done.stderr
-    found = dict(re.findall(r"::(\w+) (PASSED|FAILED)", done.stdout))
+    found: dict[str, set[str]] = {}
+    for name, outcome in re.findall(r"::(\w+) (PASSED|FAILED|ERROR|SKIPPED)", done.stdout):
+        found.setdefault(name, set()).add(outcome)
     assert found == outcomes
     assert ("not verified for SM120; refused: " in done.stdout) == (code == 1)
+
+
+def test_pytest_under_a_run_that_is_not_strict(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    """The plug-in does not start another run; its tests are as strict."""
+    run = (sys.executable, "-m", "sm120kit", "verify", "run", "--")
+    done = under_pytest(runner, modules, tmp_path, "-k", "test_ptx or test_hopper", run=run)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_variable_of_a_run_without_its_library_is_no_run(runner: Runner, modules: Path, tmp_path: Path) -> None:
+    runner.driver = tmp_path
+    done = under_pytest(runner, modules, tmp_path, **{images.RUN_DIRECTORY: str(tmp_path)})
+    assert done.returncode == 41 and "passed" not in done.stdout, done.stdout + done.stderr

@@ -42,13 +42,13 @@ class RunSelection:
         bool, typer.Option("--strict", help="Refuse modules that would run code for Hopper, except those of PyTorch.")
     ] = False
     perturb: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--perturb",
             metavar="SEED,N",
             help="Find races: run without delays twice, then with delays from N seeds (8), and compare output and exit code.",
         ),
-    ] = ""
+    ] = None
 
 
 def verify_run(
@@ -63,7 +63,7 @@ def verify_run(
 
     The program gets an SM120 GPU. Modules that it loads for SM12x are rewritten as `verify ptx` does; a library of sm120kit is
     preloaded for that. Exit code: that of the program; 1: --perturb found a race; 41: no Hopper GPU; 11: a module was refused
-    although the program succeeded; 50: ptxas rejected one for its own target; 51: the program loaded no module for SM12x, so
+    although the program succeeded; 50: ptxas rejected one for its own target; 51: the program loaded no kernel for SM12x, so
     that nothing was verified, or two runs without delays differ or fail.
     """
     from sm12x_lab.ptx import interposed
@@ -72,7 +72,7 @@ def verify_run(
     from sm120kit.core.errors import BadInput, CheckFailed, CompileFailed
     from sm120kit.core.record_files import write_record
 
-    if receipt and selection.perturb:
+    if receipt and selection.perturb is not None:
         raise typer.BadParameter("a receipt is of one run, and --perturb needs several", param_hint="--perturb")
     if receipt and selection.fast:
         raise typer.BadParameter("a receipt states the arithmetic of the PTX ISA, which --fast has not", param_hint="--fast")
@@ -80,14 +80,14 @@ def verify_run(
         require_writable(receipt, "--receipt")
         require_new(receipt, "--receipt", overwrite)
     simulated = interposed.SimulatedGpu(selection.sms, selection.strict)
-    if selection.perturb:
+    if selection.perturb is not None:
         _find_races(command, selection, sources.workspace(), simulated)
         return
     done, record = interposed.run(command, selection.ptx, sources.workspace(), selection.fast, simulated)
     _show(done)
     if selection.fast:
         console.info("fast: MMAs may differ by 2^-20 of the sum of their magnitudes from what the PTX ISA defines")
-    if receipt and done.modules:
+    if receipt and done.kernels:
         record["toolchain"] |= {"ptxas": toolchain.assembler(toolchain.find().cuda_home)}
         write_record(receipt, record)
         console.info(f"receipt: {receipt}")
@@ -99,9 +99,9 @@ def verify_run(
         )
     if done.refused_modules:
         raise BadInput(f"{done.refused_modules} modules were refused", "the messages above state why")
-    if not done.modules:
+    if not done.kernels:
         raise CheckFailed(
-            "the program loaded no module for SM12x: nothing was verified",
+            "the program loaded no kernel for SM12x: nothing was verified",
             "without PTX for SM12x, code for Hopper runs; compile with -gencode arch=compute_120a,code=compute_120a",
         )
 
@@ -113,7 +113,7 @@ def _find_races(command: list[str], selection: RunSelection, workspace: Workspac
     from sm120kit.core import toolchain
     from sm120kit.core.errors import BadInput, CheckFailed
 
-    seeds = races.seeds_of(selection.perturb)
+    seeds = races.seeds_of(selection.perturb or "")
     gpu.require(gpu.probe(), gpu.Backend.REWRITTEN, "verify run", "without a GPU, `sm120kit verify ptx` rewrites PTX only")
     tools, options = toolchain.find(), {"fast": selection.fast, "simulated": simulated, "perturbed": True}
     with interposed.prepared(selection.ptx, workspace, tools, **options) as interposition:  # type: ignore[arg-type]
