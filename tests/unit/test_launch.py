@@ -452,6 +452,14 @@ def test_without_tensors_it_is_unknown_whether_some_are_of_mtp(options: list[str
     assert "by its sizes in recipes/" in result.stderr and "MTP tensors is unknown" in result.stderr
 
 
+def test_what_the_all_reduce_lacks_is_shown_only_where_it_is_used(tmp_path: Path) -> None:
+    """Minor on a host that need not use it: NVIDIA's driver refuses P2P between GeForce GPUs."""
+    root, state = synthetic_hosts.build("container", tmp_path / "host"), tmp_path / "state"
+    arguments = ["serve", "qwen3.8-27b-nvfp4-2x-rtx-5090", "--root", str(root), "--state", str(state), "--offline", "--print"]
+    shown = [CliRunner().invoke(app, [*arguments, "--allreduce", method]).stderr for method in ("pcie-ipc", "nccl")]
+    assert ["pcie-ipc minor: p2p-grant" in each for each in shown] == [True, False]
+
+
 def test_print_for_an_image_in_the_state_directory(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No daemon is needed, and the command that loads the image is printed."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")

@@ -58,7 +58,7 @@ STARTS = "the start of a server"
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """A launch that passed its checks. ``problems`` are doctor's findings that break or slow the server.
+    """A launch that passed its checks. ``problems`` are doctor's findings that break or slow the server, or its all-reduce.
 
     ``image`` is None if there is none, which only a launch that is not started can be. ``published`` is the entry in the index
     ``source``, None for an image that only this host has. ``devices`` are the host's GPUs that the server may use.
@@ -96,17 +96,17 @@ def require_model(configuration: Configuration, model: Path) -> None:
 
 def prepare(resolved: ResolvedLaunch, model: Path, workspace: Workspace, facts: Checkpoint | None = None) -> PreparedLaunch:
     """Check that a model folder can be served. Starts nothing. With ``facts``, the folder is planned, and not read."""
-    configuration, host, location = resolved.configuration, resolved.host, resolved.location
+    configuration, host, location, method = resolved.configuration, resolved.host, resolved.location, resolved.allreduce
     planned = facts is not None
     facts = facts or checkpoint.read(model)
     fit = serving.check_fit(configuration, facts, resolved.gpus)
-    service = allreduce.using(_service(resolved, model, workspace, planned=planned), configuration, resolved.allreduce)
+    service = allreduce.using(_service(resolved, model, workspace, planned=planned), configuration, method)
     if not (location.node and location.node.rank):  # once for all machines
         for risk in serving.risks(configuration):
             reporting.warn(f"{configuration.name}: {risk}")
     findings = () if resolved.assumed else doctor.diagnose(host, doctor.checks_for(configuration))
     serious = (doctor.Impact.BREAKS, doctor.Impact.SLOWS)
-    problems = tuple(finding for finding in findings if finding.verdict.impact in serious)
+    problems = tuple(one for one in findings if one.verdict.impact in serious or (one.verdict.impact and one.check == method))
     return PreparedLaunch(
         configuration, resolved.image, facts, fit, service, problems, resolved.source, resolved.published, resolved.devices
     )
