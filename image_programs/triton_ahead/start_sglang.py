@@ -1,12 +1,12 @@
 """Record the kernels of Triton that a start of SGLang 0.5.23 launches, without a GPU.
 
-``start_sglang.py CASE [INTEGER]``, run by a Python that has the locked wheels of SGLang and a torch for the CPU. CASE is
-a file of JSON as ``select_backends.py`` reads for one configuration, with ``gpus``. SGLang's own code makes the server from its
-command line up to the first request: model, pools, attention, autotuning, CUDA graphs, drafts, sampling. Tensors have shapes,
-strides and offsets on a GPU that reports what CASE says, and no memory (``FakeTensorMode``); operators of other libraries
-return tensors like their first one; Triton asks a hook for each kernel, which records it as ``image_programs/triton_ahead``
-does, and neither compiles nor launches. Variants of autotuned kernels are all recorded, and functions for torch.compile are
-called as they are.
+``start_sglang.py CASE [INTEGER]``, run by a Python that has the locked wheels of SGLang and a torch for the CPU. CASE is a file
+of JSON as ``select_backends.py`` reads for one configuration, with ``gpus``, their number, and ``rank``, one of them, by
+default the first: collectives between them do nothing. SGLang's own code makes the server from its command line up to the first
+request: model, pools, attention, autotuning, CUDA graphs, drafts, sampling. Tensors have shapes, strides and offsets on a GPU
+that reports what CASE says, and no memory (``FakeTensorMode``); operators of other libraries return tensors like their first
+one; Triton asks a hook for each kernel, which records it as ``image_programs/triton_ahead`` does, and neither compiles nor
+launches. Variants of autotuned kernels are all recorded, and functions for torch.compile are called as they are.
 
 What SGLang reads from a GPU's memory has no value: numbers are INTEGER, by default 7. A kernel is as on a GPU where records
 with several integers agree. Memory is addressed in multiples of 16 bytes, as by torch's allocator, and pools have the sizes
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import traceback
 import types
+from collections import defaultdict
 from pathlib import Path
 from unittest import mock
 
@@ -47,26 +48,28 @@ def like_first(name, *arguments, out=None, **options):
     if out is not None or name.endswith("add_rmsnorm"):
         return out
     first = next((each for each in arguments if isinstance(each, torch.Tensor)), None)
+    if first is None and name.startswith("tilelang."):  # a kernel, or what makes one
+        return StandIn(name)
     if name.endswith("_and_mul"):
         return first.new_empty(*first.shape[:-1], first.shape[-1] // 2)
     return None if first is None else torch.empty_like(first)
 
 
 class StandIn(types.ModuleType):
-    """A module, or operators, of which any name is a function that does nothing."""
+    """A module, or an operator that does nothing, which has any name."""
 
     __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        whole = f"{self.__name__}.{name}"
+        return StandIn(f"{self.__name__}.{name}")
 
-        def operator(*arguments, **options):
-            return like_first(whole, *arguments, **options)
+    def __getitem__(self, index):
+        return self
 
-        operator.__module__, operator.__name__, operator.__qualname__ = self.__name__, name, name
-        return operator
+    def __call__(self, *arguments, **options):
+        return like_first(self.__name__, *arguments, **options)
 
 
 class StandIns:
@@ -151,9 +154,13 @@ def without_flashinfer():
     """Let FlashInfer plan and compute nothing."""
     import flashinfer
     import flashinfer.fused_moe
+    from flashinfer.autotuner import AutoTuner
     from flashinfer.jit.core import JitSpec
+    from flashinfer.mla import _sparse_mla_sm120
     from sglang.srt.layers.moe.moe_runner import flashinfer_cutlass
 
+    AutoTuner.choose_one = lambda tuner, name, runners, *_, **__: (runners[0], -1)
+    _sparse_mla_sm120._sparse_mla_sm120_paged_attention = lambda *_, **__: None
     JitSpec.build_and_load = lambda spec, *_, **__: StandIn(spec.name)
     experts = lambda *_, output, **__: output  # noqa: E731
     flashinfer.fused_moe.cutlass_fused_moe = flashinfer_cutlass.flashinfer_cutlass_fused_moe = experts
@@ -210,12 +217,14 @@ def every_variant(tuner, *arguments, config, **options):
     return [1.0] * 3
 
 
-def start(argv, gpus):
-    """Make the model worker of the first of ``gpus`` as SGLang's scheduler does."""
+def start(argv, gpus, rank):
+    """Make the model worker of one of ``gpus`` as SGLang's scheduler does."""
     import gpu
     import torch
     import torch.distributed
     from sglang.srt.distributed import bootstrap
+    from sglang.srt.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+    from sglang.srt.distributed.device_communicators.shm_broadcast import MessageQueue
     from sglang.srt.managers import scheduler, tp_worker
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.model_loader import loader
@@ -228,11 +237,16 @@ def start(argv, gpus):
     server = ServerArgs.from_cli_args(parser.parse_args(argv))
     server.resolve_once()
     server.check_server_args()
-    gpu.fake_process_groups(gpus)
+    gpu.fake_process_groups(gpus, rank)
+    torch.get_device_module = lambda *_: torch.cuda
     torch.distributed.barrier = torch.distributed.monitored_barrier = lambda *_, **__: None
+    NCCLLibrary.__init__ = lambda library, *_: setattr(library, "_funcs", defaultdict(lambda: lambda *_: 0))
+    torch.distributed.all_gather_object = lambda found, own, *_, **__: found.__setitem__(slice(None), [own] * len(found))
+    MessageQueue.create_from_process_group = lambda *_: None
     loader.initialize_dummy_weights = scheduler.set_random_seed = tp_worker.set_random_seed = lambda *_: None
+    tp_worker.broadcast_pyobj = lambda data, *_, **__: data
     ModelRunner.maybe_init_expert_location_metadata = lambda runner: None  # of experts that move between GPUs
-    publish(server, role="scheduler", ranks=scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    publish(server, role="scheduler", ranks=scheduler.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         made = scheduler.Scheduler.__new__(scheduler.Scheduler)
         made.server_args, made.nccl_port, made.enable_unified_memory, made.enable_overlap = server, 0, False, True
@@ -264,7 +278,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         model = str(select_backends.write_model(case["model"], Path(folder)))
         argv = [model if argument == select_backends.MODEL_DIRECTORY else argument for argument in case["argv"]]
-        start([*argv, *ARGUMENTS], case["gpus"])
+        start([*argv, *ARGUMENTS], case["gpus"], case.get("rank", 0))
     with os.fdopen(output, "w") as file:
         json.dump({name: sorted(values) for name, values in called.items()}, file)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -34,3 +36,18 @@ def test_constants_and_attributes_are_those_of_the_signature(name: str) -> None:
         assert len(places) == len(values) and len(aligned) == len(attributes)
         assert {path[0] for path in places} >= {place for place, constant in enumerate(constants) if constant}
         assert all(path[0] < len(constants) for path in (*places, *aligned)), kernel["function"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_records_of_each_of_two_ranks_need_one_process(rank: int) -> None:
+    """As ``start_sglang.py`` makes the groups of a configuration for two GPUs."""
+    suite = data_root() / "src" / "sm120kit" / "images" / "checks" / "suites" / "engine"
+    program = f"""
+import sys; sys.path.insert(0, {str(suite)!r})
+import gpu, torch, torch.distributed as distributed
+gpu.fake_process_groups(2, {rank})
+group, sums = distributed.new_group([0, 1], backend="nccl"), torch.ones(3)
+distributed.all_reduce(sums, group=group)
+print(distributed.get_rank(), distributed.get_rank(group), distributed.get_world_size(group))"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == [str(rank), str(rank), "2"], done.stderr

@@ -101,12 +101,12 @@ def on_meta() -> Any:
     return OnMeta()
 
 
-def fake_process_groups(size: int) -> None:
-    """Make this process the first of ``size`` processes, whose collectives do nothing."""
+def fake_process_groups(size: int, rank: int = 0) -> None:
+    """Make this process one of ``size`` processes, whose collectives do nothing."""
     import torch.distributed as distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     new_group = distributed.new_group
 
     def fake_group(ranks: Any = None, timeout: Any = None, backend: Any = None, **options: Any) -> Any:
