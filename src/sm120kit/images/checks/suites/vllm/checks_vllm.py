@@ -37,7 +37,8 @@ TUNED = ("fp4_gemm_cutlass_sm120", "fused_moe_120", "gemm", "gemm_sm120")
 """Modules of FlashInfer whose tactics its autotuner measures. vLLM runs it when a server starts."""
 
 START = """
-import sys
+import gc, sys
+gc.disable()
 from vllm import platforms
 if platforms.current_platform.is_unspecified():
     from vllm.platforms.cpu import CpuPlatform
