@@ -98,7 +98,8 @@ def _verified(server: VerifiedServer, chosen: tuple[ServerProbe, ...], seconds: 
 
         def on_result(partial: ServerVerification) -> None:
             progress.update(task, completed=len(partial.probes))
-            write_record(output, partial)
+            if partial.complete or partial.probes[-1].exchanges:  # a large record takes most of a second
+                write_record(output, partial)
 
         return probes.verify(server, chosen, seconds, on_result=on_result)
 
