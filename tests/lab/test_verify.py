@@ -29,7 +29,7 @@ from sm120kit import patches
 from sm120kit.cli import app
 from sm120kit.core import console, reporting
 from sm120kit.core.data_roots import data_root
-from sm120kit.core.errors import BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
+from sm120kit.core.errors import BadInput, BadRecord, CheckFailed, CompileFailed, NotFound, ResourceUnavailable
 from sm120kit.core.records import LeftOut, Toolchain
 from sm120kit.core.workspace import Workspace
 from sm120kit.kernels.kernel_records import Tile, TileFacts
@@ -738,6 +738,12 @@ def test_delays_are_those_of_the_seed_at_all_sites(bench: Bench, tmp_path: Path)
 def test_delays_are_for_rewritten_kernels_that_run(options: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["verify", "kernels", "flashinfer-0.6.6", "--perturb", "1", *options])
     assert done.exit_code == 2
+
+
+def test_seeds_that_a_shell_left_out_are_an_error() -> None:
+    """``--perturb "$SEED"``: a run without delays would pass for one with them."""
+    done = CliRunner().invoke(app, ["verify", "kernels", "flashinfer-0.6.6", "--device", "rewritten", "--perturb", ""])
+    assert isinstance(done.exception, BadInput) and "--perturb ''" in str(done.exception)
 
 
 # ---- programs that another machine compiled

@@ -45,11 +45,11 @@ class KernelSelection:
         bool, typer.Option("--compile-only", help="Compile the programs without running them; needs no GPU.")
     ] = False
     perturb: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--perturb", metavar="SEED,N", help="For --device rewritten: run each kernel again with delays from N seeds (8)."
         ),
-    ] = ""
+    ] = None
     programs: Annotated[
         Path | None,
         typer.Option(
@@ -105,7 +105,7 @@ def verify_kernels(
         raise typer.BadParameter("a receipt requires a complete run: leave out --only, --quick and --compile-only")
     if selection.ptx and device is not Backend.REWRITTEN:
         raise typer.BadParameter("captured PTX is for --device rewritten", param_hint="--ptx")
-    seeds = seeds_of(selection.perturb) if selection.perturb else ()
+    seeds = seeds_of(selection.perturb) if selection.perturb is not None else ()
     if seeds and (device is not Backend.REWRITTEN or selection.compile_only or output.receipt or output.write):
         raise typer.BadParameter("delays are for --device rewritten, and without a receipt", param_hint="--perturb")
     if selection.ptx:
