@@ -56,11 +56,8 @@ def test_each_check_detects_its_fault(tmp_path: Path, monkeypatch: pytest.Monkey
     """All faults in one image: they do not mask each other."""
     image, workspace = small_checked.assemble(platform.machine(), tmp_path)
     layout = Layout(workspace.root / "oci")
-    (tree,) = (
-        layer.tree
-        for layer in _rootfs.layers(layout, layout.require(image.id).digest, workspace)
-        if (layer.tree / SITE / "idna/core.py").exists()
-    )
+    trees = _rootfs.layers(layout, layout.require(image.id).digest, workspace)
+    (tree,) = (each for each in trees if (each / SITE / "idna/core.py").exists())
     bytecode = f"{SITE}/idna/__pycache__/codec.cpython-311.pyc"
     (metadata,) = (tree / SITE).glob("tabulate-*.dist-info/METADATA")
     (of_tqdm,) = (tree / SITE).glob("tqdm-*.dist-info/METADATA")
@@ -103,6 +100,6 @@ def test_a_build_reads_no_file_again_and_detects_a_file_of_another_layer(
 
     # A file that was changed where the layers are unpacked is read.
     manifest = layout.require(image.id).digest
-    (tree,) = (each.tree for each in _rootfs.layers(layout, manifest, workspace) if (each.tree / path).exists())
+    (tree,) = (each for each in _rootfs.layers(layout, manifest, workspace) if (each / path).exists())
     (tree / path).write_bytes(b"changed = True\n")
     assert checked(image, read_all=False)[0] == f"1: /{path}"
