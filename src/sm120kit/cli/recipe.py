@@ -46,7 +46,7 @@ def check(
 ) -> None:
     """Validate recipes.
 
-    All problems of a file are reported at once; then one of its `[[files]]` that is missing or has another sha256. Of recipes
+    All problems of a file are reported at once; then an added file that is missing or has another sha256. Of recipes
     that a repository of `sm120kit init` has or has locked, also prints the patches that were added, changed or removed since,
     such as by an upgrade of sm120kit.
     """
