@@ -75,7 +75,7 @@ COMMANDS = Branch(
                 "server": Leaf(
                     "verify_server:verify_server", "Probe a running server for answers that are wrong without an error"
                 ),
-                "image": Leaf("image:verify_image", "Run the checks of an image and tag it if all pass"),
+                "image": Leaf("verify_image:verify_image", "Run the checks of an image and tag it if all pass"),
             },
         ),
     },

@@ -297,7 +297,7 @@ def serve_(
         console.info(f"this host does not have {configuration.hardware.gpu}: planned for one that does; there, run before:")
         for line in nodes.preparation(prepared.service, named):
             console.info(f"  {line}")
-    _show_problems(prepared, named, root)
+    show_problems(prepared, named, root)
     if planned:
         planned.write(launches, named)
         _show_needed(prepared, folder, workspace)
@@ -380,7 +380,7 @@ def _show(prepared: PreparedLaunch) -> None:
         console.info(line)
 
 
-def _show_problems(prepared: PreparedLaunch, config: str, root: Path) -> None:
+def show_problems(prepared: PreparedLaunch, config: str, root: Path) -> None:
     """Show what doctor finds on the host at ``root``: what breaks the server as warnings."""
     for finding in prepared.problems:
         text = f"{finding.check} {finding.verdict.impact}: {finding.verdict.fact}"

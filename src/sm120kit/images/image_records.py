@@ -136,6 +136,9 @@ class Check:
         return cls(suite, name, CheckResult.FAILED if problems else CheckResult.PASSED, "; ".join(problems))
 
 
+SERVED_PROMPT = "served_prompt"
+"""The check of an engine's image that serves a model, and needs a GPU."""
+
 Reported = tuple[Check, Mapping[str, str]]
 """A check with the facts that it established."""
 

@@ -15,7 +15,7 @@ from sm120kit.images import checks, inventory
 from sm120kit.images import image_inputs as images
 from sm120kit.images import published_images as published
 from sm120kit.images.image_index import own_platform
-from sm120kit.images.image_records import PublishedImage, VerifiedImage
+from sm120kit.images.image_records import Image, PublishedImage, VerifiedImage
 from sm120kit.images.inventory import CheckStatus
 from sm120kit.images.local_images import LocalImages
 from sm120kit.images.published_images import Source
@@ -86,7 +86,7 @@ class ResolvedLaunch:
 
 def resolve(
     configuration: Configuration,
-    image: str,
+    image: str | Image,
     source: Source,
     location: ServerLocation,
     workspace: Workspace,
@@ -98,7 +98,8 @@ def resolve(
 
     ``image`` names one in the state directory or the daemon; if it is empty, the index ``source`` must list one of the
     configuration's engine, or without an index, these must have one that is verified. If the source has a key, an image of
-    this host must have been built on it, or be listed and signed. What is only ``planned`` needs no image, GPUs and ports in
+    this host must have been built on it, or be listed and signed. An image itself is one whose checks run before the launch
+    is started. What is only ``planned`` needs no image, GPUs and ports in
     use do not matter, and on this host, GPUs that it lacks are assumed.
 
     Raises:
@@ -122,7 +123,9 @@ def resolve(
     resolved = _on_host(ResolvedLaunch(configuration, engine, None, probe(root), (), location, source), root, planned=planned)
     # The records of a host do not include its architecture; the engine's images are for one only.
     indexed = not image and (source.index != INDEX or source.index.exists())
-    if indexed:
+    if isinstance(image, Image):
+        resolved = replace(resolved, image=VerifiedImage(image, image.canonical_name, "", (), {}))
+    elif indexed:
         entry = published.select(configuration.engine, source, f"linux/{ARCHITECTURES[engine.machine]}", workspace)
         resolved = replace(resolved, image=entry.verified, published=entry)
     elif image := image or _local_image(configuration.engine, workspace):

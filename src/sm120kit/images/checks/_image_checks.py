@@ -7,7 +7,7 @@ on itself are in :mod:`sm120kit.images.checks._outside`.
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from sm120kit.images.checks._expected_image import ExpectedImage, expected_image
 from sm120kit.images.checks._outside import outside
 from sm120kit.images.checks._suite_programs import CHANGED, files, required_suites, suite_digest
 from sm120kit.images.checks.quick import Baseline, find_baseline
-from sm120kit.images.image_records import Check, CheckResult, Image, Reported, VerifiedImage
+from sm120kit.images.image_records import SERVED_PROMPT, Check, CheckResult, Image, Reported, VerifiedImage
 from sm120kit.images.local_images import LocalImages
 
 DRIVER_STUB = "driver functions"
 """The fact with the names in the driver's stub, which follow from all libraries of the image."""
+Serve = Callable[[VerifiedImage], Reported]
+"""Serves a model from an image that passed the other checks, and has no record yet."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,17 @@ def verify_once(image: Image, workspace: Workspace) -> CheckReport:
     return CheckReport(image, verified.checks, verified.facts, verified)
 
 
-def verify(reference: str, workspace: Workspace, *, read_all: bool = True) -> CheckReport:
+def verify(reference: str, workspace: Workspace, *, read_all: bool = True, serve: Serve | None = None) -> CheckReport:
     """Check a local image against what its labels and its recipe require; see :class:`ExpectedImage` for ``read_all``."""
     store = LocalImages(workspace)
     image = store.find(reference)
     every = read_all or not find_baseline(image, suite_digest(image.labels["sm120kit.kind"]), workspace)
-    return run_checks(image, replace(expected_image(image, models=every), read_all=read_all), store, workspace)
+    return run_checks(image, replace(expected_image(image, models=every), read_all=read_all), store, workspace, serve)
 
 
-def run_checks(image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace) -> CheckReport:
+def run_checks(
+    image: Image, expected: ExpectedImage, store: LocalImages, workspace: Workspace, serve: Serve | None = None
+) -> CheckReport:
     """Run the checks of an image. If none fails, write its record, then tag it with the name in its labels."""
     names, suite = required_suites(expected.kind), suite_digest(expected.kind)
     baseline = None if expected.read_all else find_baseline(image, suite, workspace)
@@ -81,15 +85,24 @@ def run_checks(image: Image, expected: ExpectedImage, store: LocalImages, worksp
     if baseline:
         inside = _compared_imports(inside, baseline, expected, store)
     results = [*inside, *_timed(outside(image, expected, store, baseline))]
+    report = _report(image, suite, results)
+    if serve and report.verified:
+        results = [each for each in results if each[0].name != SERVED_PROMPT]
+        report = _report(image, suite, [*results, *_timed(map(serve, [report.verified]))])
+    if report.verified is None:
+        record_path(workspace, image).unlink(missing_ok=True)
+    else:
+        write_record(record_path(workspace, image), report.verified)
+        store.tag(image.id, report.verified.reference)
+    return report
+
+
+def _report(image: Image, suite: str, results: Sequence[Reported]) -> CheckReport:
     checks = tuple(check for check, _ in results)
     facts = {name: fact for _, reported in results for name, fact in reported.items()}
-    if any(check.verdict is CheckResult.FAILED for check in checks):
-        record_path(workspace, image).unlink(missing_ok=True)
-        return CheckReport(image, checks, facts, None)
+    failed = any(check.verdict is CheckResult.FAILED for check in checks)
     verified = VerifiedImage(image, image.canonical_name, suite, checks, dict(sorted(facts.items())))
-    write_record(record_path(workspace, image), verified)
-    store.tag(image.id, verified.reference)
-    return CheckReport(image, checks, facts, verified)
+    return CheckReport(image, checks, facts, None if failed else verified)
 
 
 def require_verified(reference: str, store: LocalImages, workspace: Workspace) -> VerifiedImage:

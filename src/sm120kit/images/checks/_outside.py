@@ -12,7 +12,7 @@ from sm120kit.images import _b12x as b12x
 from sm120kit.images._wheel_layers import VENV
 from sm120kit.images.checks._expected_image import ExpectedImage
 from sm120kit.images.checks.quick import Baseline
-from sm120kit.images.image_records import Check, CheckResult, Image, Reported
+from sm120kit.images.image_records import SERVED_PROMPT, Check, CheckResult, Image, Reported
 from sm120kit.images.local_images import LocalImages
 from sm120kit.kernels.cubin import matching, read
 
@@ -131,7 +131,7 @@ def _foreign(archs: set[str], expected: ExpectedImage) -> list[str]:
 
 NEEDS_GPU = {
     "flashinfer": ("kernels", "needs an SM12x GPU, on which `sm120kit verify kernels` compares them; unverified on SM120"),
-    "engine": ("served_prompt", "needs an SM12x GPU, on which `sm120kit serve` serves a model; unverified on SM120"),
+    "engine": (SERVED_PROMPT, "needs an SM12x GPU: `sm120kit verify image IMAGE --serve CONFIG`; unverified on SM120"),
 }
 """Checks that are not run, because the container has no GPU: by suite, name and reason."""
 
