@@ -51,3 +51,11 @@ distributed.all_reduce(sums, group=group)
 print(distributed.get_rank(), distributed.get_rank(group), distributed.get_world_size(group))"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.split() == [str(rank), str(rank), "2"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["sglang-0.5.23", "sglang-0.5.23-b12x"])
+def test_all_variants_of_an_autotuned_kernel_are_recorded(name: str) -> None:
+    """Of this one, blocks of 32 and 64 by 1, 2 and 4 warps; Triton keeps what it measured, and a run must not take it."""
+    kernels = [json.loads(line) for line in triton.record(name).splitlines()]
+    solvers = [kernel for kernel in kernels if kernel["function"].endswith(":chunk_gated_delta_rule_fwd_kkt_solve_kernel")]
+    assert sorted(kernel["options"]["num_warps"] for kernel in solvers) == [1, 1, 2, 2, 4, 4]
