@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 
 pytest.importorskip("transformers", reason="the extra serve is not installed")
 
+from cpu_server import CONFIGURATION as TEMPLATE
 from cpu_server import MODEL
 from cpu_server import tiny_model as model_folder
 from small_models import probe_tokenizer, tiny_model, word_ids
@@ -88,24 +89,7 @@ case "$*" in
 *) exit 1 ;;
 esac
 """
-CONFIGURATION = f"""edition = 1
-name = "tiny"
-summary = "a tiny model"
-engine = "vllm-0.19.1"
-original = "this test"
-tensor_parallel = 1
-arguments = []
-model = {{ repository = "{MODEL}", revision = "unpinned", why_unpinned = "a test", quantization = "none", needs_mtp = false }}
-hardware = {{ gpu = "any", gpus = 1, memory_gb = 1.0 }}
-container = {{ shm_gib = 1 }}
-[[reference]]
-value = 1.0
-unit = "tok/s"
-method = "none"
-conditions = "none"
-source = "this test"
-reproducibility = "not-found"
-"""
+CONFIGURATION = TEMPLATE.format(name="tiny", gpus=1, model=MODEL, environment="")
 
 
 UNTRAINED = ("log-probabilities", "counts of tokens", "repeated requests")

@@ -19,6 +19,43 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MODEL, REVISION = "tiny/qwen3", "0" * 40
+CONFIGURATION = """edition = 1
+name = "{name}"
+summary = "a tiny model"
+engine = "vllm-0.19.1"
+original = "this test"
+tensor_parallel = {gpus}
+arguments = ["--tensor-parallel-size={gpus}"]
+host = []
+
+[model]
+repository = "{model}"
+revision = "unpinned"
+why_unpinned = "the test's Hub has one commit"
+quantization = "none"
+needs_mtp = false
+
+[hardware]
+gpu = "any"
+gpus = {gpus}
+memory_gb = 1.0
+
+[container]
+shm_gib = 1
+caches = ["/root/.cache/huggingface"]
+
+[environment]
+{environment}
+
+[[reference]]
+value = 1.0
+unit = "tok/s"
+method = "none"
+conditions = "none"
+source = "this test"
+reproducibility = "not-found"
+"""
+"""A configuration of the tiny model, for ``str.format`` with name, gpus, model and environment."""
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """No downloads, and one thread, which is enough for a tiny model."""
 

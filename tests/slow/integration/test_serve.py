@@ -23,7 +23,7 @@ from pathlib import Path
 import containers
 import layout_images
 import pytest
-from cpu_server import MODEL, QUIET, free_port, tiny_model
+from cpu_server import CONFIGURATION, MODEL, QUIET, free_port, tiny_model
 from model_hub import ModelHub, model_hub
 
 from sm120kit.bench import bench_environment
@@ -75,42 +75,6 @@ case "$*" in
 esac
 """
 """Two GPUs; exits as without a driver with DRIVER=absent."""
-CONFIGURATION = """edition = 1
-name = "{name}"
-summary = "a tiny model"
-engine = "vllm-0.19.1"
-original = "this test"
-tensor_parallel = {gpus}
-arguments = ["--tensor-parallel-size={gpus}"]
-host = []
-
-[model]
-repository = "{model}"
-revision = "unpinned"
-why_unpinned = "the test's Hub has one commit"
-quantization = "none"
-needs_mtp = false
-
-[hardware]
-gpu = "any"
-gpus = {gpus}
-memory_gb = 1.0
-
-[container]
-shm_gib = 1
-caches = ["/root/.cache/huggingface"]
-
-[environment]
-{environment}
-
-[[reference]]
-value = 1.0
-unit = "tok/s"
-method = "none"
-conditions = "none"
-source = "this test"
-reproducibility = "not-found"
-"""
 
 
 @dataclass(frozen=True)
