@@ -37,9 +37,10 @@ from sm120kit.engines.engine import Node
 from sm120kit.hosts.doctor import Impact
 from sm120kit.images.delivery import patched_image
 from sm120kit.recipes.configurations import Configuration
+from sm120kit.serving import Device, launch, nodes, server_containers, unified_memory
 from sm120kit.serving import answer as answers
-from sm120kit.serving import launch, nodes, server_containers, unified_memory
 from sm120kit.serving.answer import Answer
+from sm120kit.serving.checkpoint import Checkpoint
 from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
 from sm120kit.serving.resolve import ServerLocation, on_node, resolve
 from sm120kit.serving.served_model import ModelToServe, ServeRequest, model_folder, served_model
@@ -140,6 +141,15 @@ class ModelSource:
     revision: Annotated[
         str, option("--revision REVISION", "Download this commit, branch or tag, without --model; default: CONFIG's.")
     ] = ""
+
+    def folder(
+        self, served: ModelToServe, gpus: Sequence[Device], *, planned: bool, offline: bool
+    ) -> tuple[Path, Checkpoint | None]:
+        """The named folder, or that of the Hub's cache; downloads what is missing if it fits, see :func:`model_folder`."""
+        if self.model:
+            return self.model, None
+        fits = functools.partial(serving.check_fit, served.configuration, gpus=gpus)
+        return model_folder(served, self.revision, fits, planned=planned, offline=offline)
 
 
 @dataclass(frozen=True)
@@ -285,10 +295,7 @@ def serve_(
         launch.require_daemon(first, workspace)
         if len(machines) > 1:
             launch.require_machines(first, drop_caches=server.drop_caches)
-    folder, facts = model.model, None
-    if folder is None:
-        fits = functools.partial(serving.check_fit, configuration, gpus=first.gpus)
-        folder, facts = model_folder(served, model.revision, fits, planned=bool(planned), offline=sources.offline)
+    folder, facts = model.folder(served, first.gpus, planned=bool(planned), offline=sources.offline)
     launches = [launch.prepare(resolved, folder, workspace, facts) for resolved in every]
     prepared = launches[0]
     _show(prepared)

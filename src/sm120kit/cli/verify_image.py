@@ -21,7 +21,7 @@ from sm120kit.probes import ProbeVerdict, ServerVerification
 from sm120kit.serving import Run, answer, launch
 from sm120kit.serving.launch import LaunchOptions, PreparedLaunch
 from sm120kit.serving.resolve import ServerLocation, resolve
-from sm120kit.serving.served_model import ServeRequest, model_folder, served_model
+from sm120kit.serving.served_model import ServeRequest, served_model
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class ModelFromImage(ModelSource):
             launch.require_model(served.configuration, self.model)
         resolved = resolve(served.configuration, image, source, ServerLocation(serving.free_port()), workspace)
         launch.require_daemon(resolved, workspace)
-        fits = partial(serving.check_fit, served.configuration, gpus=resolved.gpus)
-        folder = self.model or model_folder(served, self.revision, fits, planned=False, offline=sources.offline)[0]
-        prepared = launch.prepare(resolved, folder, workspace)
+        folder, facts = self.folder(served, resolved.gpus, planned=False, offline=sources.offline)
+        prepared = launch.prepare(resolved, folder, workspace, facts)
         show_problems(prepared, "" if served.derived else self.serve, HOST)
         return prepared
 
